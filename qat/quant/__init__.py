@@ -1,0 +1,7 @@
+"""Integer grids, range estimators and the fake quantizer."""
+
+from qat.quant.fake_quantizer import FakeQuantizer
+from qat.quant.ranges import RANGES
+from qat.quant.spec import QuantSpec
+
+__all__ = ["RANGES", "FakeQuantizer", "QuantSpec"]

@@ -1,0 +1,113 @@
+"""Affine quantization as pure functions [WP21 eq. 4-8, 36-37; K18 eq. 1-3, 14-17].
+
+    x_int = clamp(round(x / s) + z, qmin, qmax)        x_hat = s (x_int - z)
+
+Rounding is half to even. The division is a multiplication by the float reciprocal of s, as in torch's fake-quantize operators, so that
+codes and fake-quantized values always agree. Scales have shape () per tensor or (C,) along `axis`; zero points are int32 of the same shape.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qat.quant.spec import QuantSpec
+
+# Below this a scale is no longer meant: 1/s stays far from overflow, and no float32 layer notices the difference to 0.
+MIN_SCALE = 2.0**-30
+# Scale of a range that holds nothing but 0. Any value keeps the codes at 0; with this one a bias of scale s_x s_w fits 32 bits and is exact
+# to a small part of s_x.
+EMPTY_SCALE = 2.0**-14
+
+
+def qparams(lo: Tensor, hi: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
+    """Scale and zero point that cover [lo, hi] together with 0.
+
+    Args:
+        lo, hi: () or (C,). NaN counts as 0 and infinity as the largest finite number, so that the scale is always positive and finite.
+
+    Returns:
+        scale in float64 for float64 input, else float32; zero point in int32 within [qmin, qmax].
+    """
+    if lo.dtype != torch.float64:
+        lo, hi = lo.float(), hi.float()
+    lo, hi = lo.nan_to_num().clamp(max=0), hi.nan_to_num().clamp(min=0)
+    if spec.symmetric:
+        scale = torch.maximum(lo / spec.qmin, hi / spec.qmax)
+    else:
+        scale = hi / spec.qmax - lo / spec.qmax
+    scale = torch.where(scale < MIN_SCALE, EMPTY_SCALE, scale)
+    if spec.symmetric:
+        return scale, torch.zeros_like(scale, dtype=torch.int32)
+    return scale, (lo / scale).round().neg().clamp(spec.qmin, spec.qmax).to(torch.int32)
+
+
+def along(value: Tensor, x: Tensor, axis: int) -> Tensor:
+    """A value of shape () or (C,) viewed so that it broadcasts over x with C on `axis`."""
+    if value.dim() == 0:
+        return value
+    shape = [1] * x.dim()
+    shape[axis] = -1
+    return value.view(shape)
+
+
+def quantize(x: Tensor, scale: Tensor, zero_point: Tensor, spec: QuantSpec, axis: int = 0) -> Tensor:
+    """Integer codes (int32, the shape of x) on the grid of `spec`."""
+    x = at_least_float32(x)
+    steps = (x * along(scale.to(x.dtype).reciprocal(), x, axis)).round() + along(zero_point, x, axis)
+    return steps.clamp(spec.qmin, spec.qmax).to(torch.int32)
+
+
+def dequantize(codes: Tensor, scale: Tensor, zero_point: Tensor, axis: int = 0) -> Tensor:
+    """The real numbers that integer codes stand for, in the type of `scale`."""
+    return (codes - along(zero_point, codes, axis)) * along(scale, codes, axis)
+
+
+def fake_quantize(x: Tensor, scale: Tensor, zero_point: Tensor, spec: QuantSpec, axis: int = 0) -> Tensor:
+    """dequantize(quantize(x)) in the type of x, with the straight-through gradient: 1 on the grid's range, 0 outside, none for the scale.
+
+    Half types are computed in float32 and rounded back. On CUDA torch's fused operators do the work; on the CPU they are several times
+    slower than the plain arithmetic, and they know no float64.
+    """
+    if x.dtype in (torch.float16, torch.bfloat16):
+        return fake_quantize(x.float(), scale, zero_point, spec, axis).to(x.dtype)
+    scale = scale.to(x.dtype)
+    if x.is_cuda and x.dtype == torch.float32 and not torch.compiler.is_compiling():
+        if scale.dim() == 0:
+            return torch.fake_quantize_per_tensor_affine(x, scale, zero_point, spec.qmin, spec.qmax)
+        if spec.symmetric:
+            # An integer zero point would be checked on the host. A float one is added before rounding, which is the same only at 0.
+            return torch.fake_quantize_per_channel_affine(x, scale, torch.zeros_like(scale), axis, spec.qmin, spec.qmax)
+    shift = None if spec.symmetric else along(zero_point.to(x.dtype), x, axis)
+    scale = along(scale, x, axis)
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _StraightThrough.apply(x, scale, shift, spec.qmin, spec.qmax)
+    steps = _steps(x, scale, shift).clamp_(spec.qmin, spec.qmax)
+    return _values(steps, scale, shift)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _steps(x: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
+    steps = (x * scale.reciprocal()).round_()
+    return steps if shift is None else steps.add_(shift)
+
+
+def _values(steps: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
+    return steps.mul_(scale) if shift is None else steps.sub_(shift).mul_(scale)
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor | None, qmin: int, qmax: int) -> Tensor:
+        steps = _steps(x, scale, shift)
+        clamped = steps.clamp(qmin, qmax)
+        ctx.save_for_backward(clamped == steps)
+        return _values(clamped, scale, shift)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (inside,) = ctx.saved_tensors
+        return grad * inside, None, None, None, None
