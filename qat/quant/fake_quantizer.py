@@ -16,7 +16,7 @@ from qat.errors import QATError
 from qat.quant.affine import fake_quantize, qparams, quantize
 from qat.quant.learned import effective, gradient_scale, initial, learned_fake_quantize, mean_magnitude
 from qat.quant.ranges import RANGES, minmax
-from qat.quant.running import accumulate, extent, joint, joint_mean
+from qat.quant.running import accumulate, all_finite, extent, joint, joint_mean
 from qat.quant.spec import QuantSpec
 
 LEARNED = "lsq"
@@ -218,7 +218,7 @@ class FakeQuantizer(nn.Module):
             self._fit(x)
             self.scale.copy_(scale)
             self.zero_point.copy_(zero_point)
-            self.nonfinite_batches.add_(~torch.isfinite(hi - lo).all())
+            self.nonfinite_batches.add_(~all_finite(extent(lo, hi)))
             self._ready = True
         return scale, zero_point
 
@@ -244,7 +244,7 @@ class FakeQuantizer(nn.Module):
         magnitude, ends = mean_magnitude(x, self.spec, self.axis), extent(*minmax(x, self.spec, self.axis))
         if self.running:
             magnitude, ends = joint_mean(magnitude), joint(ends)
-        return *initial(magnitude, -ends[0], ends[1], self.spec), torch.isfinite(magnitude).all() & torch.isfinite(ends).all()
+        return *initial(magnitude, -ends[0], ends[1], self.spec), all_finite(magnitude) & all_finite(ends)
 
     def _fit(self, x: Tensor) -> None:
         if self.scale.numel() == 0:

@@ -77,13 +77,16 @@ class _Learned(torch.autograd.Function):
         x, scale, zero_point = ctx.saved_tensors
         spec, axis = ctx.spec, ctx.axis
         s, z = effective(scale, zero_point, spec)
-        shift = along(z.to(x.dtype), x, axis)
+        shift = None if spec.symmetric else along(z.to(x.dtype), x, axis)
         ratio = x * along(s.reciprocal(), x, axis)
-        steps = ratio.round()
-        clipped = torch.minimum(torch.maximum(steps, spec.qmin - shift), spec.qmax - shift)
+        steps = ratio.round() if shift is None else ratio.round().add_(shift)
+        clipped = steps.clamp(spec.qmin, spec.qmax)
         inside = clipped == steps
+        if shift is not None:
+            clipped.sub_(shift)
         grad_x = grad * inside
-        grad_scale = _reduce(torch.addcmul(clipped, ratio, inside.to(x.dtype), value=-1).mul_(grad), scale, axis)
+        # The difference is taken element by element: as two sums it would cancel in float32.
+        grad_scale = _reduce(clipped.sub_(ratio.mul_(inside)).mul_(grad), scale, axis)
         grad_scale = grad_scale * torch.where(scale < 0, -ctx.factor, ctx.factor)
         grad_zero = None
         if ctx.needs_input_grad[2]:

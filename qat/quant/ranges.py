@@ -15,10 +15,12 @@ from qat.quant.spec import QuantSpec
 
 PERCENTILE = 99.99
 # Ratios of the full range that the mse search tries: 1/RATIOS, 2/RATIOS ... 1.
-RATIOS = 64
-# Elements (of the tensor, and at least of a channel) that percentile and mse look at; larger tensors are sampled evenly.
-SAMPLES = 2**16
-CHANNEL_SAMPLES = 1024
+RATIOS = 40
+# Elements looked at, of a tensor and at least of each channel; larger ones are sampled evenly.
+PERCENTILE_SAMPLES = (2**18, 2**12)
+MSE_SAMPLES = (2**14, 2**9)
+# Elements of all candidate ranges held in memory at a time.
+MSE_CHUNK = 2**20
 
 
 def minmax(x: Tensor, spec: QuantSpec, axis: int) -> tuple[Tensor, Tensor]:
@@ -37,7 +39,7 @@ def percentile(x: Tensor, spec: QuantSpec, axis: int) -> tuple[Tensor, Tensor]:
 
     An order statistic without interpolation: below 10000 elements it is the extreme itself.
     """
-    rows = _sample(at_least_float32(_rows(x, spec, axis)))
+    rows = _sample(at_least_float32(_rows(x, spec, axis)), *PERCENTILE_SAMPLES)
     n = rows.shape[1]
     k = ceil(n * PERCENTILE / 100)
     lo, hi = rows.kthvalue(n + 1 - k, dim=1).values, rows.kthvalue(k, dim=1).values
@@ -53,21 +55,15 @@ def mse(x: Tensor, spec: QuantSpec, axis: int) -> tuple[Tensor, Tensor]:
     Both ends are first shrunk by one ratio; on an asymmetric grid each end is then searched again with the other held, because an outlier
     on one side should not cost the other side its range.
     """
-    full_lo, full_hi = minmax(x, spec, axis)
-    rows = _sample(at_least_float32(_rows(x, spec, axis)))
-    start = (full_lo.view(-1).clamp(max=0), full_hi.view(-1).clamp(min=0))
-    best = start
-    least = torch.full_like(start[0], torch.inf)
-    ratios = [i / RATIOS for i in range(RATIOS, 0, -1)]
-    for ends in ((True, True),) if spec.symmetric else ((True, True), (False, True), (True, False)):
-        held = best
-        for ratio in ratios:
-            candidate = tuple(full * ratio if moves else end for full, end, moves in zip(start, held, ends))
-            error = _error(rows, candidate[0], candidate[1], spec)
-            better = error < least
-            least = torch.where(better, error, least)
-            best = (torch.where(better, candidate[0], best[0]), torch.where(better, candidate[1], best[1]))
-    return _shape(best[0], spec), _shape(best[1], spec)
+    rows = _sample(at_least_float32(_rows(x, spec, axis)), *MSE_SAMPLES)
+    lo, hi = (end.view(-1) for end in minmax(x, spec, axis))
+    ratios = torch.arange(RATIOS, 0, -1, device=rows.device, dtype=rows.dtype).div(RATIOS).unsqueeze(1)
+    every_lo, every_hi = ratios * lo.clamp(max=0), ratios * hi.clamp(min=0)
+    lo, hi = _least_error(rows, every_lo, every_hi, spec)
+    if not spec.symmetric:
+        lo, hi = _least_error(rows, lo.expand_as(every_hi), every_hi, spec)
+        lo, hi = _least_error(rows, every_lo, hi.expand_as(every_lo), spec)
+    return _shape(lo, spec), _shape(hi, spec)
 
 
 RANGES: dict[str, Callable[[Tensor, QuantSpec, int], tuple[Tensor, Tensor]]] = {
@@ -78,9 +74,17 @@ RANGES: dict[str, Callable[[Tensor, QuantSpec, int], tuple[Tensor, Tensor]]] = {
 }
 
 
-def _error(rows: Tensor, lo: Tensor, hi: Tensor, spec: QuantSpec) -> Tensor:
-    scale, zero_point = qparams(lo, hi, spec)
-    return (fake_quantize(rows, scale, zero_point, spec, 0) - rows).square_().sum(1)
+def _least_error(rows: Tensor, lo: Tensor, hi: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
+    """Of the candidate ranges lo, hi (K, C) the one with the least squared error on rows (C, n), the first of equals; two tensors (C,)."""
+    errors = []
+    per_chunk = max(1, MSE_CHUNK // rows.numel())
+    for some_lo, some_hi in zip(lo.split(per_chunk), hi.split(per_chunk)):
+        scale, zero_point = qparams(some_lo.flatten(), some_hi.flatten(), spec)
+        repeated = rows.repeat(len(some_lo), 1)
+        error = fake_quantize(repeated, scale, zero_point, spec, 0).sub_(repeated).square_().sum(1)
+        errors.append(error.view_as(some_lo))
+    best = torch.cat(errors).argmin(0, keepdim=True)
+    return lo.gather(0, best).squeeze(0), hi.gather(0, best).squeeze(0)
 
 
 def _rows(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
@@ -92,9 +96,9 @@ def _shape(value: Tensor, spec: QuantSpec) -> Tensor:
     return value if spec.per_channel else value.squeeze(0)
 
 
-def _sample(rows: Tensor) -> Tensor:
+def _sample(rows: Tensor, total: int, per_channel: int) -> Tensor:
     channels, n = rows.shape
-    step = ceil(n / max(CHANNEL_SAMPLES, SAMPLES // channels))
+    step = ceil(n / max(per_channel, total // channels))
     # A step that shares no factor with the tensor's dimensions visits every row and column alike.
     while gcd(step, n) != 1 and step < n:
         step += 1
