@@ -6,15 +6,13 @@ Who moves its state, and when:
     learned range (lsq)                     the optimizer's; the first training batch, or `initialize`, sets the start
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from qat.errors import QATError
 from qat.quant.affine import fake_quantize, qparams, quantize
 from qat.quant.learned import effective, gradient_scale, initial, learned_fake_quantize, mean_magnitude
+from qat.quant.quantizer_state import QuantizerState
 from qat.quant.ranges import RANGES, minmax
 from qat.quant.running import accumulate, all_finite, extent, joint, joint_mean
 from qat.quant.spec import QuantSpec
@@ -22,7 +20,7 @@ from qat.quant.spec import QuantSpec
 LEARNED = "lsq"
 
 
-class FakeQuantizer(nn.Module):
+class FakeQuantizer(QuantizerState):
     """Tensor of any shape -> the same shape and type, on the grid of `spec`.
 
     Args:
@@ -41,36 +39,14 @@ class FakeQuantizer(nn.Module):
         QATError: unknown range; a tensor whose channels do not match the scale.
     """
 
-    scale: Tensor
-    zero_point: Tensor
-    extent: Tensor
-    batches: Tensor
-    nonfinite_batches: Tensor
-
     def __init__(self, spec: QuantSpec, range: str = "minmax", *, axis: int = 0, running: bool | None = None, momentum: float = 0.01):
-        super().__init__()
         if range != LEARNED and range not in RANGES:
             raise QATError("FakeQuantizer.range", repr(range), " | ".join([*RANGES, LEARNED]), "Correct the name of the range.")
         if not 0 < momentum <= 1:
             raise QATError("FakeQuantizer.momentum", repr(momentum), "a number above 0 and at most 1", "Try 0.01.")
-        self.spec, self.range, self.axis, self.momentum = spec, range, axis, momentum
+        super().__init__(spec, axis, learned=range == LEARNED)
+        self.range, self.momentum = range, momentum
         self.running = range == "ema" if running is None else running
-        self.name = ""
-        self.enabled, self.observing = True, True
-        # Kept in Python so that a frozen forward branches without reading the device.
-        self._ready, self._learning = False, False
-        shape = (0,) if spec.per_channel else ()
-        if range == LEARNED:
-            self.scale = nn.Parameter(torch.ones(shape))
-        else:
-            self.register_buffer("scale", torch.ones(shape))
-        if range == LEARNED and not spec.symmetric:
-            self.zero_point = nn.Parameter(torch.zeros(shape))
-        else:
-            self.register_buffer("zero_point", torch.zeros(shape, dtype=torch.int32))
-        self.register_buffer("extent", torch.zeros((2, *shape)))
-        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("nonfinite_batches", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == 0:
@@ -89,13 +65,6 @@ class FakeQuantizer(nn.Module):
             return x
         self._check(x)
         return fake_quantize(x, scale, zero_point, self.spec, self.axis)
-
-    @property
-    def initialized(self) -> bool:
-        """Whether scale and zero_point come from data. Reads the device until the first finite batch, never again after it."""
-        if not self._ready:
-            self._ready = bool(self.batches > 0)
-        return self._ready
 
     @torch.no_grad()
     def qparams_for(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,26 +128,9 @@ class FakeQuantizer(nn.Module):
         else:
             self._measure(x, write=True)
 
-    def size_for(self, channels: int) -> None:
-        """Give the state the shape for so many channels; parameters stay the same objects, so an optimizer may hold them already."""
-        if not self.spec.per_channel or self.scale.shape == (channels,):
-            return
-        # A tensor made under inference_mode could not be trained with later.
-        with torch.inference_mode(False), torch.no_grad():
-            for key, fill in (("scale", 1.0), ("zero_point", 0.0), ("extent", 0.0)):
-                old = getattr(self, key)
-                self._replace(key, old.new_full((2, channels) if key == "extent" else (channels,), fill))
-
     def extra_repr(self) -> str:
         grid = f"{self.spec.bits} bits [{self.spec.qmin}, {self.spec.qmax}]"
         return f"{grid}, {'per channel' if self.spec.per_channel else 'per tensor'}, {self.range}{', running' if self.running else ''}"
-
-    def get_extra_state(self) -> dict[str, bool]:
-        return {"enabled": self.enabled, "observing": self.observing, "initialized": self.initialized, "learning": self._learning}
-
-    def set_extra_state(self, state: dict[str, bool]) -> None:
-        self.enabled, self.observing = state["enabled"], state["observing"]
-        self._ready, self._learning = state["initialized"], state["learning"]
 
     @property
     def _moves(self) -> bool:
@@ -246,44 +198,5 @@ class FakeQuantizer(nn.Module):
             magnitude, ends = joint_mean(magnitude), joint(ends)
         return *initial(magnitude, -ends[0], ends[1], self.spec), all_finite(magnitude) & all_finite(ends)
 
-    def _fit(self, x: Tensor) -> None:
-        if self.scale.numel() == 0:
-            self.size_for(x.shape[self.axis])
-        self._check(x)
-        if x.dtype == torch.float64 and self.scale.dtype != torch.float64 and not self.initialized:
-            with torch.inference_mode(False), torch.no_grad():
-                for key in ("scale", "zero_point", "extent"):
-                    old = getattr(self, key)
-                    self._replace(key, old.double() if old.is_floating_point() else old)
-
-    def _check(self, x: Tensor) -> None:
-        if self.spec.per_channel and self.scale.numel() not in (0, x.shape[self.axis]):
-            raise QATError(
-                self.name or "FakeQuantizer",
-                f"{x.shape[self.axis]} channels on axis {self.axis} of {tuple(x.shape)}",
-                f"{self.scale.numel()}, as at the first use",
-                "Use one quantizer for each tensor, or a per-tensor QuantSpec.",
-            )
-
     def _no_range(self) -> QATError:
         return QATError(self.name or "FakeQuantizer", "no range yet", "one finite batch seen in training mode", "Call qat.calibrate first.")
-
-    def _replace(self, key: str, value: Tensor) -> None:
-        if key in self._parameters:
-            getattr(self, key).data = value
-        else:
-            setattr(self, key, value)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FakeQuantizer":
-        def keep_wide(t: Tensor) -> Tensor:
-            out = fn(t)
-            # A half-precision scale underflows and moves the grid: take the new device, keep the type.
-            return t.to(out.device) if out.dtype in (torch.float16, torch.bfloat16) else out
-
-        return super()._apply(keep_wide, recurse)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        loaded = state_dict.get(f"{prefix}scale")
-        if isinstance(loaded, Tensor) and loaded.dim() == 1:
-            self.size_for(loaded.numel())
-        super()._load_from_state_dict(state_dict, prefix, *args)
