@@ -1,1 +1,33 @@
-"""qat: quantization-aware training through folded BatchNorms."""
+"""qat: quantization-aware training through folded BatchNorms, down to integers that compute what was trained."""
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "qat.quant": ("FakeQuantizer", "QuantSpec"),
+    "qat.fold": ("STRATEGIES", "FoldedConvBN"),
+    "qat.graph": (
+        "FoldReport",
+        "QATConfig",
+        "calibrate",
+        "freeze_bn",
+        "freeze_ranges",
+        "prepare",
+        "reestimate_bn",
+        "refold",
+        "set_fake_quant",
+    ),
+    "qat.deploy": ("ParityReport", "convert", "export_onnx", "verify"),
+    "qat.errors": ("CaptureError", "ConfigError", "QATError"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = [*_HOME_OF, "fold"]
+
+
+def __getattr__(name: str) -> Any:
+    # Looked up on first use: the table of recipes must not wait for torch.
+    if name == "fold":
+        return import_module("qat.fold")  # a callable package: see qat/fold/callable.py
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'qat' has no attribute '{name}'")
+    return getattr(import_module(_HOME_OF[name]), name)

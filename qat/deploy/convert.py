@@ -1,0 +1,104 @@
+"""From a trained network with fake quantizers to integers: same graph, integer weights, int32 biases, fixed scales."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import torch
+from torch import Tensor, fx, nn
+
+from qat.deploy.modules import IntegerLayer, Requantize
+from qat.errors import QATError
+from qat.fold import FoldedConvBN
+from qat.graph.kinds import keeps_scale
+from qat.graph.left_norm import LeftBatchNorm
+from qat.graph.prepared import QuantGraph
+from qat.quant import FakeQuantizer
+
+_BIAS_LIMIT = 2**31 - 1
+
+
+def convert(prepared: QuantGraph) -> QuantGraph:
+    """Integers of a prepared network; `prepared` is left untouched.
+
+    Returns:
+        a network in eval mode whose forward is the arithmetic of the graph that `export_onnx` writes.
+
+    Raises:
+        QATError: not a prepared network, or an activation quantizer that has seen no data.
+    """
+    if not isinstance(prepared, QuantGraph) or not any(isinstance(m, FakeQuantizer) for m in prepared.modules()):
+        raise QATError("convert", type(prepared).__name__, "a network from qat.prepare", "Call qat.prepare and qat.calibrate or train first.")
+    graph = copy.deepcopy(prepared).eval().cpu()
+    modules = dict(graph.named_modules())
+    replaced: dict[str, nn.Module] = {}
+    with torch.no_grad():
+        for node in graph.graph.nodes:
+            if node.op != "call_module" or str(node.target) in replaced:
+                continue
+            module = modules[str(node.target)]
+            if isinstance(module, FakeQuantizer):
+                replaced[str(node.target)] = _grid(module, node, graph)
+            elif isinstance(module, FoldedConvBN):
+                replaced[str(node.target)] = _integer_layer(module, node, modules)
+            elif isinstance(module, LeftBatchNorm):
+                replaced[str(node.target)] = module.bn
+    for name, module in replaced.items():
+        graph.set_submodule(name, module)
+    graph.meta = {**prepared.meta, "converted": True}
+    graph.recompile()
+    return graph.eval()
+
+
+def _grid(quantizer: FakeQuantizer, node: fx.Node, graph: fx.GraphModule) -> Requantize:
+    if not quantizer.enabled:
+        raise QATError(str(node.target), "fake quantization switched off", "an enabled quantizer", "Call qat.set_fake_quant(prepared).")
+    source = node.args[0]
+    value = _attribute(graph, str(source.target)) if source.op == "get_attr" else None
+    if value is None and not quantizer.initialized:
+        raise QATError(str(node.target), "a quantizer that has seen no data", "ranges", "Run qat.calibrate(prepared, batches) or train.")
+    scale, zero_point = quantizer.qparams_for(value if value is not None else torch.zeros(1))
+    return Requantize(scale, zero_point, quantizer.spec, str(node.target))
+
+
+def _attribute(graph: fx.GraphModule, name: str) -> Tensor:
+    owner, _, leaf = name.rpartition(".")
+    return getattr(graph.get_submodule(owner), leaf)
+
+
+def _integer_layer(layer: FoldedConvBN, node: fx.Node, modules: dict[str, nn.Module]) -> nn.Module:
+    name = str(node.target)
+    if layer.weight_quantizer is None:
+        raise QATError(name, "no weight quantizer", "a layer with quantized weights", "Prepare the network with qat.prepare.")
+    codes, scale, bias = layer.integer()
+    input_scale = _input_scale(node, modules)
+    if input_scale is not None:
+        codes, scale = _make_bias_fit(codes, scale, bias, input_scale, name)
+    return IntegerLayer(layer.conv, codes, scale, bias, input_scale, name)
+
+
+def _input_scale(node: fx.Node, modules: dict[str, nn.Module]) -> Tensor | None:
+    """Scale of the tensor a layer reads, found behind the operations that keep it."""
+    source = node.args[0]
+    while isinstance(source, fx.Node):
+        module = modules[str(source.target)] if source.op == "call_module" else None
+        if isinstance(module, (FakeQuantizer, Requantize)):
+            return module.qparams_for(torch.zeros(1))[0] if isinstance(module, FakeQuantizer) else module.scale
+        if not keeps_scale(source, modules) or not source.args:
+            return None
+        source = source.args[0]
+    return None
+
+
+def _make_bias_fit(codes: Tensor, scale: Tensor, bias: Tensor, input_scale: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Raise the weight scale of nearly dead channels whose int32 bias would overflow, and requantize their weights."""
+    needed = bias.abs().double() / (input_scale.double() * _BIAS_LIMIT)
+    short = needed > scale.double()
+    if not bool(short.any()):
+        return codes, scale
+    channels = short.nonzero().flatten().tolist()
+    warnings.warn(f"{name}: the int32 bias of channels {channels} overflows at their scale; the weight scale was raised", stacklevel=3)
+    raised = torch.maximum(scale.double(), needed * (1 + 1e-6)) if scale.ndim else torch.maximum(scale.double(), needed.max() * (1 + 1e-6))
+    ratio = (scale.double() / raised).view([-1] + [1] * (codes.ndim - 1)) if scale.ndim else scale.double() / raised
+    return torch.round(codes.double() * ratio).to(codes.dtype), raised.to(scale.dtype)

@@ -1,0 +1,95 @@
+"""The integer network as an ONNX file of QuantizeLinear, DequantizeLinear and ordinary operators."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from pathlib import Path
+
+import onnx
+import torch
+from onnxscript import opset21 as op
+from torch import fx
+
+import qat.deploy.operators  # noqa: F401 - registers the operators translated below
+from qat.deploy.modules import IntegerLayer, Requantize
+from qat.deploy.targets import TARGETS, saturation_risk
+from qat.errors import QATError
+from qat.graph.config import one_of
+
+OPSET = 21
+
+
+def _quantize(x, scale, zero_point):  # type: ignore[no-untyped-def]
+    return op.QuantizeLinear(x, scale, zero_point)
+
+
+def _dequantize(codes, scale, zero_point=None, axis: int = 0):  # type: ignore[no-untyped-def]
+    # A zero-point input on a weight keeps onnxruntime from fusing the layer, so weights and biases have none.
+    if zero_point is None:
+        return op.DequantizeLinear(codes, scale, axis=axis)
+    return op.DequantizeLinear(codes, scale, zero_point, axis=axis)
+
+
+def export_onnx(converted: fx.GraphModule, example_inputs: tuple, path: str | Path, target: str = "ort_x86") -> Path:
+    """Write `converted` to `path`; the batch dimension of every input is dynamic.
+
+    The output of each activation's QuantizeLinear is named after its quantizer, so that `verify` can compare tensor by tensor.
+
+    Raises:
+        QATError: not a converted network.
+        ConfigError: unknown target.
+    """
+    one_of("target", target, list(TARGETS))
+    grids = _grids(converted)
+    path = Path(path)
+    inputs = [f"input_{i}" if i else "input" for i in range(len(example_inputs))]
+    example = tuple(x.cpu() if x.shape[0] > 1 else torch.cat([x.cpu(), x.cpu()]) for x in example_inputs)
+    operators = torch.ops.qat
+    with warnings.catch_warnings():
+        # The exporter warns of its own internals; nothing in them is a user's to act on.
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            converted,
+            example,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=inputs,
+            dynamic_shapes=tuple({0: torch.export.Dim("batch")} for _ in example),
+            custom_translation_table={operators.quantize.default: _quantize, operators.dequantize.default: _dequantize},
+            verbose=False,
+        )
+    if program is None:
+        raise QATError("export_onnx", "no program from the exporter", "an ONNX program", "Check that the converted network runs.")
+    model = program.model_proto
+    _name_activations(model, grids)
+    layers = [m for m in converted.modules() if isinstance(m, IntegerLayer)]
+    risk = saturation_risk(layers)
+    notes = {"qat.target": target, "qat.opset": str(OPSET), "qat.saturation_risk": json.dumps(risk)}
+    onnx.helper.set_model_props(model, notes)
+    onnx.checker.check_model(model, full_check=True)
+    unfinished = path.with_name(f".{path.name}.tmp")
+    onnx.save(model, unfinished)
+    os.replace(unfinished, path)
+    return path
+
+
+def _grids(converted: fx.GraphModule) -> list[str]:
+    """Names of the activation grids in the order the graph applies them."""
+    modules = dict(converted.named_modules()) if isinstance(converted, fx.GraphModule) else {}
+    names = [str(n.target) for n in converted.graph.nodes if n.op == "call_module" and isinstance(modules[str(n.target)], Requantize)] if modules else []
+    if not names:
+        raise QATError("export_onnx", type(converted).__name__, "a network from qat.convert", "Call qat.convert(prepared) first.")
+    return names
+
+
+def _name_activations(model: onnx.ModelProto, grids: list[str]) -> None:
+    nodes = [n for n in model.graph.node if n.op_type == "QuantizeLinear"]
+    if len(nodes) != len(grids):
+        raise QATError("export_onnx", f"{len(nodes)} QuantizeLinear nodes", f"{len(grids)}", "Report this network: the exporter merged quantizers.")
+    renamed = {node.output[0]: name for node, name in zip(nodes, grids, strict=True)}
+    for node in model.graph.node:
+        node.input[:] = [renamed.get(x, x) for x in node.input]
+        node.output[:] = [renamed.get(x, x) for x in node.output]
+    del model.graph.value_info[:]

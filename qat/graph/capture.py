@@ -1,0 +1,173 @@
+"""One torch.fx graph from a float model, or an error that names the module and the source line.
+
+Convolutions, normalisations, activations and their subclasses (timm's BatchNormAct2d, Conv2dSame, ...) stay whole.
+The model is traced twice, for training and for evaluation: a branch on `self.training` cannot be baked in unseen.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.models import get_notrace_functions, get_notrace_modules
+from torch import fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
+
+from qat.errors import CaptureError, QATError
+from qat.graph.inplace import remove_inplace
+from qat.graph.kinds import BATCH_NORMS, WEIGHTED, is_activation, is_drop_path, is_input_norm
+
+_LIBRARIES = (Path(torch.__file__).parent, Path(fx.__file__).parent, Path(__file__).parent)
+_WAYS_OUT = (
+    "Keep the module whole with overrides={'<its name>': {'skip': True}}, give the deciding argument a constant default, "
+    "or rewrite the branch so that it does not depend on tensor values."
+)
+
+
+class _Tracer(fx.Tracer):
+    def __init__(self, keep: Callable[[str], bool]):
+        super().__init__(autowrap_functions=tuple(get_notrace_functions()))
+        self._keep = keep
+        self.failed_in: str | None = None
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        whole = isinstance(m, (*WEIGHTED, *BATCH_NORMS, *get_notrace_modules()))
+        whole = whole or is_activation(m) or is_drop_path(m) or is_input_norm(m) or self._keep(module_qualified_name)
+        return whole or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            if self.failed_in is None:
+                self.failed_in = self.path_of_module(m)
+            raise
+
+
+def capture(model: nn.Module, example_inputs: tuple, keep: Callable[[str], bool] = lambda name: False) -> tuple[fx.GraphModule, list[str]]:
+    """Trace a copy of `model`.
+
+    Args:
+        model: any module; it is left untouched.
+        example_inputs: its positional inputs; further parameters of forward keep their defaults.
+        keep: tells by qualified name which modules not to look into.
+
+    Returns:
+        the graph, every node with the shape and dtype seen on the example, and notes for the user.
+
+    Raises:
+        CaptureError: the forward depends on values, or does not run on the example.
+        QATError: example_inputs is no tuple.
+    """
+    if not isinstance(example_inputs, tuple):
+        found = type(example_inputs).__name__
+        raise QATError("example_inputs", found, "a tuple of the model's positional inputs", "Write (x,) for a single input.")
+    _run_once(model, example_inputs)
+    training, evaluation = (_trace(copy.deepcopy(model).train(mode), example_inputs, keep) for mode in (True, False))
+    notes: list[str] = []
+    graph = training
+    if str(training.graph) != str(evaluation.graph) and not _same_function(training, model, example_inputs):
+        graph = evaluation
+        notes.append("forward differs between training and evaluation: the evaluation branch was captured")
+    graph.train(model.training)
+    for (_, copied), (_, original) in zip(graph.named_modules(), ((n, model.get_submodule(n)) for n, _ in graph.named_modules()), strict=True):
+        copied.training = original.training
+    _annotate(graph, example_inputs)
+    return graph, notes
+
+
+def _run_once(model: nn.Module, example_inputs: tuple) -> None:
+    try:
+        with torch.no_grad():
+            copy.deepcopy(model).eval()(*example_inputs)
+    except Exception as error:
+        shapes = ", ".join(str(tuple(x.shape)) if isinstance(x, torch.Tensor) else type(x).__name__ for x in example_inputs)
+        raise CaptureError(
+            type(model).__name__, f"its forward fails on example_inputs ({shapes}): {error}", "inputs the float model accepts", "Pass a real batch."
+        ) from error
+
+
+def _trace(model: nn.Module, example_inputs: tuple, keep: Callable[[str], bool]) -> fx.GraphModule:
+    defaults = _defaults_beyond(model, len(example_inputs))
+    tracer = _Tracer(keep)
+    try:
+        graph = tracer.trace(model, concrete_args=defaults or None)
+    except Exception as error:
+        where = tracer.failed_in or type(model).__name__
+        raise CaptureError(where, f"{error} ({_source_line(error)})", "a forward that is one graph for every input", _WAYS_OUT) from error
+    _drop_constants(graph, set(defaults))
+    graph._tracer_cls = fx.Tracer
+    module = fx.GraphModule(model, graph)
+    _dropout_as_modules(module)
+    remove_inplace(module)
+    _drop_identities(module)
+    graph.eliminate_dead_code()
+    module.delete_all_unused_submodules()
+    module.recompile()
+    return module
+
+
+def _defaults_beyond(model: nn.Module, given: int) -> dict[str, Any]:
+    parameters = list(inspect.signature(model.forward).parameters.values())
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return {p.name: p.default for p in named[given:] if p.default is not p.empty}
+
+
+def _drop_constants(graph: fx.Graph, names: set[str]) -> None:
+    """Erase the placeholders of arguments held at their defaults, and the assertions fx puts on them."""
+    for node in [n for n in graph.nodes if n.op == "placeholder" and (n.target in names or str(n.target).lstrip("*") in names)]:
+        for user in list(node.users):
+            for reader in list(user.users):
+                graph.erase_node(reader)
+            graph.erase_node(user)
+        graph.erase_node(node)
+
+
+def _source_line(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not any(Path(f.filename).is_relative_to(lib) for lib in _LIBRARIES) and not f.filename.startswith("<")]
+    return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else "source line unknown"
+
+
+def _dropout_as_modules(module: fx.GraphModule) -> None:
+    """F.dropout holds its `training` argument as traced; a module follows train() and eval()."""
+    kinds = {F.dropout: nn.Dropout, F.dropout1d: nn.Dropout1d, F.dropout2d: nn.Dropout2d, F.dropout3d: nn.Dropout3d}
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and node.target in kinds:
+            p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+            name = f"functional_{node.name}"
+            module.add_submodule(name, kinds[node.target](p))
+            with module.graph.inserting_after(node):
+                replacement = module.graph.call_module(name, (node.args[0] if node.args else node.kwargs["input"],))
+            node.replace_all_uses_with(replacement)
+            module.graph.erase_node(node)
+
+
+def _drop_identities(module: fx.GraphModule) -> None:
+    for node in list(module.graph.nodes):
+        if node.op == "call_module" and type(module.get_submodule(node.target)) is nn.Identity:
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+
+
+def _same_function(graph: fx.GraphModule, model: nn.Module, example_inputs: tuple) -> bool:
+    with torch.no_grad():
+        expected = copy.deepcopy(model).eval()(*example_inputs)
+        got = copy.deepcopy(graph).eval()(*example_inputs)
+    same_kind = isinstance(expected, torch.Tensor) and isinstance(got, torch.Tensor) and got.shape == expected.shape
+    return same_kind and torch.allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def _annotate(graph: fx.GraphModule, example_inputs: tuple) -> None:
+    scratch = copy.deepcopy(graph).eval()
+    with torch.no_grad():
+        ShapeProp(scratch).propagate(*example_inputs)
+    for node, seen in zip(graph.graph.nodes, scratch.graph.nodes, strict=True):
+        if "tensor_meta" in seen.meta:
+            node.meta["tensor_meta"] = seen.meta["tensor_meta"]

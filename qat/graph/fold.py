@@ -1,0 +1,44 @@
+"""Folding for inference: every BatchNorm that can be folded becomes part of the layer before it.
+
+s = gamma / sigma; W_fold = s W; b_fold = (b - mu) s + beta.  [K18 eq. 20-21, WP21 eq. 9-12]
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from qat.fold.static import fold_once
+from qat.graph.capture import capture
+from qat.graph.match import match
+from qat.graph.prepared import QuantGraph
+
+
+def fold(model: nn.Module, example_inputs: tuple) -> QuantGraph:
+    """Float network without the foldable BatchNorms; in eval mode it computes what `model.eval()` computes.
+
+    Returns:
+        a copy of the network; `.fold_report` lists folded pairs and what was left, with the reason.
+
+    Raises:
+        CaptureError: the forward is no single graph.
+    """
+    graph, notes = capture(model, example_inputs)
+    pairs, report = match(graph)
+    report.notes += notes
+    for pair in pairs:
+        layer, bn = graph.get_submodule(str(pair.layer.target)), graph.get_submodule(str(pair.norm.target))
+        weight, bias = fold_once(layer, bn)
+        layer.weight = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
+        layer.bias = nn.Parameter(bias, requires_grad=layer.weight.requires_grad)
+        activation = [m for m in (getattr(bn, "drop", None), getattr(bn, "act", None)) if m is not None and type(m) is not nn.Identity]
+        if activation:
+            graph.set_submodule(str(pair.norm.target), activation[0] if len(activation) == 1 else nn.Sequential(*activation))
+        else:
+            pair.norm.replace_all_uses_with(pair.layer)
+            graph.graph.erase_node(pair.norm)
+    graph.graph.lint()
+    graph.delete_all_unused_submodules()
+    folded = QuantGraph(graph, graph.graph)
+    folded.meta["fold_report"] = report
+    folded.train(model.training)
+    return folded

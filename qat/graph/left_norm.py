@@ -1,0 +1,70 @@
+"""A BatchNorm that stays in the network, with the freezing and pooling a folded one has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from qat.fold.statistics import Pool, batch_statistics
+
+
+class LeftBatchNorm(nn.Module):
+    """Wraps a BatchNorm that cannot be folded; `frozen` survives train(), checkpoints and deepcopy.
+
+    Side effects: between `start_pooling` and `finish_pooling` batch statistics are pooled (law of total variance) and the
+    running ones rest.
+    """
+
+    def __init__(self, bn: nn.Module, name: str = ""):
+        super().__init__()
+        self.bn = bn
+        self.name = name
+        self.frozen = False
+        self._pool: Pool | None = None
+
+    def train(self, mode: bool = True) -> LeftBatchNorm:
+        super().train(mode)
+        if self.frozen:
+            self.bn.eval()
+        return self
+
+    def freeze(self) -> None:
+        self.frozen = True
+        self.bn.eval()
+
+    def unfreeze(self) -> None:
+        self.frozen = False
+        self.bn.train(self.training)
+
+    def start_pooling(self) -> None:
+        self._pool = Pool() if getattr(self.bn, "running_mean", None) is not None else None
+
+    def finish_pooling(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None and pool.count is not None:
+            mean, var_unbiased = pool.result()
+            with torch.no_grad():
+                self.bn.running_mean.copy_(mean)
+                self.bn.running_var.copy_(var_unbiased)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._pool is None:
+            return self.bn(x)
+        with torch.no_grad():
+            self._pool.add(*batch_statistics(x, name=self.name))
+        kept = {k: v.clone() for k, v in self.bn.named_buffers()}
+        y = self.bn(x)
+        with torch.no_grad():
+            for key, value in self.bn.named_buffers():
+                value.copy_(kept[key])
+        return y
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"frozen": self.frozen}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.frozen = state["frozen"]
+        if self.frozen:
+            self.bn.eval()

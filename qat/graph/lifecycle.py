@@ -1,0 +1,144 @@
+"""The life of a prepared network: collect ranges, switch quantization, freeze, re-estimate, change the strategy."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from qat.errors import QATError
+from qat.fold import FoldedConvBN
+from qat.graph.left_norm import LeftBatchNorm
+from qat.graph.place import QUANTIZERS
+from qat.graph.prepared import QuantGraph
+from qat.quant import FakeQuantizer
+
+
+def activation_quantizers(prepared: nn.Module) -> dict[str, FakeQuantizer]:
+    """Activation quantizers by qualified name, in graph order."""
+    found = {n: m for n, m in prepared.named_modules() if isinstance(m, FakeQuantizer) and n.startswith(f"{QUANTIZERS}.")}
+    if not found:
+        raise QATError(type(prepared).__name__, "no activation quantizers", "a network from qat.prepare", "Call qat.prepare first.")
+    return found
+
+
+def folded_layers(prepared: nn.Module) -> dict[str, FoldedConvBN]:
+    """Layers with quantized weights by qualified name."""
+    return {n: m for n, m in prepared.named_modules() if isinstance(m, FoldedConvBN)}
+
+
+def calibrate(prepared: QuantGraph, batches: Iterable[Any]) -> None:
+    """Collect activation ranges from data; weights and BatchNorm statistics do not move.
+
+    Weights are quantized as they are set, activations stay float meanwhile. Batches with NaN or Inf are ignored layer by
+    layer, with a warning that names the layers.
+
+    Args:
+        batches: items are a tensor or a tuple of the model's positional inputs.
+
+    Raises:
+        QATError: no batches, or a layer that saw only NaN or Inf.
+    """
+    quantizers = activation_quantizers(prepared)
+    enabled = {name: q.enabled for name, q in quantizers.items()}
+    count = 0
+    with _modes_restored(prepared), torch.no_grad():
+        prepared.eval()
+        for quantizer in quantizers.values():
+            quantizer.train()
+            quantizer.enabled = False
+        try:
+            for batch in batches:
+                _run(prepared, batch)
+                count += 1
+        finally:
+            for name, quantizer in quantizers.items():
+                quantizer.enabled = enabled[name]
+    if not count:
+        raise QATError("calibrate", "no batches", "at least one batch of inputs", "Pass an iterable of tensors or tuples.")
+    bad = [name for name, q in quantizers.items() if int(q.nonfinite_batches)]
+    if bad:
+        warnings.warn(f"calibrate: NaN or Inf reached {', '.join(bad[:5])}; those batches were ignored for its range", stacklevel=2)
+
+
+def set_fake_quant(prepared: QuantGraph, weights: bool = True, activations: bool = True) -> None:
+    """Switch the fake quantization of all weights and of all activations on or off; ranges go on being observed."""
+    for name, module in prepared.named_modules():
+        if isinstance(module, FakeQuantizer):
+            module.enabled = activations if name.startswith(f"{QUANTIZERS}.") else weights
+
+
+def freeze_bn(prepared: QuantGraph) -> None:
+    """Hold all BatchNorm statistics, folded or left; training goes on through the inference graph."""
+    for module in prepared.modules():
+        if isinstance(module, (FoldedConvBN, LeftBatchNorm)):
+            module.freeze()
+
+
+def freeze_ranges(prepared: QuantGraph, weights: bool = True, activations: bool = True) -> None:
+    """Hold the ranges of activations, and of weights at what inference would use."""
+    if activations:
+        for quantizer in activation_quantizers(prepared).values():
+            quantizer.freeze()
+    if weights:
+        for layer in folded_layers(prepared).values():
+            layer.freeze_ranges()
+
+
+def reestimate_bn(prepared: QuantGraph, batches: Iterable[Any]) -> None:
+    """Replace BatchNorm statistics by those of `batches` through the quantized network, pooled over the batches.
+
+    The pooled variance is that of all the data at once (law of total variance); averaging the batches' variances would lose
+    the part between them. Each layer uses its strategy's own definition of batch statistics. Source: [OSC] arXiv 2203.11086.
+    """
+    layers = [m for m in prepared.modules() if isinstance(m, (FoldedConvBN, LeftBatchNorm))]
+    with _modes_restored(prepared), torch.no_grad():
+        prepared.eval()
+        for layer in layers:
+            layer.training = True
+            layer.start_pooling()
+            if isinstance(layer, LeftBatchNorm):
+                layer.bn.train(not layer.frozen)
+        try:
+            for batch in batches:
+                _run(prepared, batch)
+        finally:
+            for layer in layers:
+                layer.finish_pooling()
+
+
+def refold(prepared: QuantGraph, fold: str) -> QuantGraph:
+    """A copy of `prepared` with another training strategy and the same inference function.
+
+    Raises:
+        ConfigError: unknown strategy.
+        QATError: a strategy that cannot follow (from 'static', whose BatchNorm is gone; scale_merge on per-tensor weights).
+    """
+    from qat.fold.refold import refold as refold_layer
+
+    changed = copy.deepcopy(prepared)
+    for name, layer in folded_layers(changed).items():
+        if not (layer.strategy == "static" and layer.was_plain):
+            changed.set_submodule(name, refold_layer(layer, fold))
+    changed.meta = copy.deepcopy(prepared.meta)
+    changed.recompile()
+    return changed
+
+
+def _run(prepared: nn.Module, batch: Any) -> None:
+    prepared(*(batch if isinstance(batch, (tuple, list)) else (batch,)))
+
+
+@contextmanager
+def _modes_restored(prepared: nn.Module) -> Iterator[None]:
+    modes = [(m, m.training) for m in prepared.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

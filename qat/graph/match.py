@@ -1,0 +1,88 @@
+"""Which normalisations can be folded into the layer before them, and why the others cannot.
+
+A BatchNorm folds when its input is exactly one convolution's (or linear layer's) output: one consumer, one call site, the
+channel axis where the layer puts it, running statistics present. All else is left in place with a reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import fx, nn
+
+from qat.fold import check_foldable
+from qat.graph.kinds import BATCH_NORMS, WEIGHTED, describe, is_input_norm, module_of
+from qat.graph.report import FoldReport
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A layer node and the BatchNorm node that reads nothing but it."""
+
+    layer: fx.Node
+    norm: fx.Node
+
+
+def match(graph: fx.GraphModule, skips: Callable[[str], bool] = lambda name: False) -> tuple[list[Pair], FoldReport]:
+    """Find the foldable pairs of a captured graph (nodes annotated with shapes)."""
+    modules = dict(graph.named_modules())
+    calls = Counter(id(modules[str(n.target)]) for n in graph.graph.nodes if n.op == "call_module")
+    shared = _shared_parameters(graph)
+    pairs, report = [], FoldReport()
+    seen: set[int] = set()
+    for node in graph.graph.nodes:
+        module = module_of(node, modules)
+        if getattr(node.target, "__name__", "") in ("batch_norm", "layer_norm", "group_norm", "instance_norm"):
+            report.left.append((node.name, "functional call: its parameters belong to no module; use the nn module to have it considered"))
+        if module is None or id(module) in seen:
+            continue
+        if is_input_norm(module):
+            reason: str | None = f"{type(module).__name__} depends on each input: not a fixed affine map"
+        elif isinstance(module, BATCH_NORMS):
+            reason = _reason(node, modules, calls, shared, skips)
+        else:
+            continue
+        seen.add(id(module))
+        if reason is None:
+            pairs.append(Pair(node.args[0], node))
+            report.folded.append((str(node.args[0].target), str(node.target)))
+        else:
+            report.left.append((str(node.target), reason))
+    return pairs, report
+
+
+def _reason(norm: fx.Node, modules: dict[str, nn.Module], calls: Counter, shared: set[int], skips: Callable[[str], bool]) -> str | None:
+    bn = modules[str(norm.target)]
+    source = norm.args[0] if norm.args else norm.kwargs.get("input")
+    if skips(str(norm.target)):
+        return "skipped by an override"
+    if calls[id(bn)] > 1:
+        return f"called at {calls[id(bn)]} places: one BatchNorm cannot be folded into several layers"
+    if not isinstance(source, fx.Node) or not norm.args:
+        return "called with keyword arguments"
+    layer = module_of(source, modules)
+    if not isinstance(layer, WEIGHTED):
+        return f"its input is {describe(source, modules)}, not the output of a convolution or linear layer"
+    name = str(source.target)
+    if skips(name):
+        return f"'{name}' is skipped by an override"
+    if calls[id(layer)] > 1:
+        return f"'{name}' is called at {calls[id(layer)]} places"
+    if len(source.args) != 1 or source.kwargs:
+        return f"'{name}' is called with extra arguments"
+    if len(source.users) > 1:
+        readers = ", ".join(describe(user, modules) for user in source.users if user is not norm)
+        return f"the output of '{name}' is also read by {readers}"
+    if any(id(p) in shared for p in (*layer.parameters(), *bn.parameters())):
+        return f"'{name}' or its BatchNorm shares a parameter with another layer"
+    shape = source.meta["tensor_meta"].shape if "tensor_meta" in source.meta else ()
+    if isinstance(layer, nn.Linear) and len(shape) != 2:
+        return f"'{name}' gives rank {len(shape)}, where the BatchNorm's channel axis is not the layer's output axis"
+    return check_foldable(layer, bn)
+
+
+def _shared_parameters(graph: fx.GraphModule) -> set[int]:
+    owners = Counter(id(p) for m in graph.modules() for p in m.parameters(recurse=False))
+    return {key for key, count in owners.items() if count > 1}

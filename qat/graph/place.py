@@ -1,0 +1,47 @@
+"""Where activation quantizers go: one for each activation tensor, after the fused activation.
+
+- The network's input, and every operation that makes new values, gets one on its output.
+- A layer, addition, multiplication, concatenation or norm whose only reader is an activation is fused with it: the
+  quantizer stands after the activation. Between a convolution, its BatchNorm and its activation there is none.
+- Operations that move, select or drop values (max-pool, reshape, slicing, nearest upsampling, dropout) keep the grid of
+  their input.
+- Parameters and buffers read directly by the graph (layer scales, position biases) are quantized where they are read.
+"""
+
+from __future__ import annotations
+
+from torch import fx, nn
+
+from qat.graph.config import QATConfig
+from qat.graph.kinds import is_activation_node, keeps_scale
+from qat.quant import FakeQuantizer
+
+QUANTIZERS = "quantizers"
+
+
+def place_quantizers(graph: fx.GraphModule, config: QATConfig) -> None:
+    """Insert FakeQuantizers into an annotated graph; they become `quantizers.<node name>`."""
+    modules = dict(graph.named_modules())
+    graph.add_submodule(QUANTIZERS, nn.Module())
+    for node in [n for n in graph.graph.nodes if _needs_quantizer(n, modules, config)]:
+        constant = node.op == "get_attr"
+        spec, range_name = config.activation_for(node.name, str(node.target) if node.op != "call_function" else node.name)
+        quantizer = FakeQuantizer(spec, range="minmax" if constant else range_name, running=not constant)
+        quantizer.name = f"{QUANTIZERS}.{node.name}"
+        graph.add_submodule(quantizer.name, quantizer)
+        with graph.graph.inserting_after(node):
+            quantized = graph.graph.call_module(quantizer.name, (node,))
+        quantized.meta["tensor_meta"] = node.meta["tensor_meta"]
+        node.replace_all_uses_with(quantized, delete_user_cb=lambda user, keep=quantized: user is not keep)
+
+
+def _needs_quantizer(node: fx.Node, modules: dict[str, nn.Module], config: QATConfig) -> bool:
+    meta = node.meta.get("tensor_meta")
+    if node.op == "output" or meta is None or not hasattr(meta, "dtype") or not meta.dtype.is_floating_point:
+        return False
+    if config.skips(node.name) or (node.op != "call_function" and config.skips(str(node.target))):
+        return False
+    if keeps_scale(node, modules):
+        return False
+    fused = len(node.users) == 1 and is_activation_node(next(iter(node.users)), modules) and not is_activation_node(node, modules)
+    return not (fused and node.op not in ("placeholder", "get_attr"))

@@ -1,0 +1,127 @@
+"""A float network made ready to train with folded BatchNorms and fake quantizers."""
+
+from __future__ import annotations
+
+import difflib
+from fnmatch import fnmatchcase
+
+from torch import fx, nn
+
+from qat.errors import QATError
+from qat.fold import STRATEGIES, FoldedConvBN, check_foldable
+from qat.fold.static import Static
+from qat.graph.capture import capture
+from qat.graph.config import QATConfig
+from qat.graph.kinds import BATCH_NORMS, WEIGHTED
+from qat.graph.left_norm import LeftBatchNorm
+from qat.graph.match import Pair, match
+from qat.graph.place import place_quantizers
+from qat.graph.prepared import QuantGraph
+from qat.graph.report import FoldReport
+from qat.quant import FakeQuantizer
+
+
+def prepare(model: nn.Module, example_inputs: tuple, config: QATConfig | None = None) -> QuantGraph:
+    """Fold what can be folded, quantize weights and activations; `model` is left untouched.
+
+    Args:
+        model: float network, in training or evaluation mode (kept).
+        example_inputs: tuple of its positional inputs, for shapes only.
+        config: strategy and quantizers; QATConfig() when absent.
+
+    Returns:
+        a network to train with any loop; layers keep their qualified names, activation quantizers are
+        `quantizers.<graph node>`; `.fold_report` says what was folded and what was left, with the reason.
+
+    Raises:
+        CaptureError: the forward is no single graph.
+        QATError: a network prepared before; an override that matches nothing.
+    """
+    config = config or QATConfig()
+    if any(isinstance(m, (FoldedConvBN, FakeQuantizer)) for m in model.modules()):
+        raise QATError("prepare", "a network that is prepared already", "a float network", "Prepare the float model, or use qat.refold.")
+    graph, notes = capture(model, example_inputs, config.skips)
+    pairs, report = match(graph, config.skips)
+    report.notes += notes
+    _check_overrides(model, graph, config)
+    for pair in pairs:
+        _fold_pair(graph, pair, config, model.training)
+    _quantize_other_layers(graph, config, report)
+    _wrap_left_norms(graph)
+    place_quantizers(graph, config)
+    graph.graph.lint()
+    graph.delete_all_unused_submodules()
+    prepared = QuantGraph(graph, graph.graph)
+    prepared.meta["fold_report"] = report
+    prepared.train(model.training)
+    return prepared
+
+
+def _check_overrides(model: nn.Module, graph: fx.GraphModule, config: QATConfig) -> None:
+    names = sorted({name for name, _ in model.named_modules() if name} | {n.name for n in graph.graph.nodes})
+    for pattern in config.overrides:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            close = difflib.get_close_matches(pattern, names, n=3)
+            hint = f"Did you mean {', '.join(close)}?" if close else "See model.named_modules() for the names."
+            raise QATError(f"overrides['{pattern}']", "no layer or graph node of that name", "a pattern that matches", hint)
+
+
+def _weight_quantizer(name: str, config: QATConfig) -> FakeQuantizer:
+    spec, range_name = config.weight_for(name)
+    quantizer = FakeQuantizer(spec, range=range_name, running=False)
+    quantizer.name = f"{name}.weight_quantizer"
+    return quantizer
+
+
+def _fold_pair(graph: fx.GraphModule, pair: Pair, config: QATConfig, training: bool) -> None:
+    name, norm_name = str(pair.layer.target), str(pair.norm.target)
+    conv, bn = graph.get_submodule(name), graph.get_submodule(norm_name)
+    try:
+        layer = STRATEGIES[config.fold](conv, bn, _weight_quantizer(name, config), **config.fold_options)
+    except QATError as error:
+        raise type(error)(f"{name} ({error.where})", error.found, error.expected, error.todo) from None
+    layer.name = name
+    if training and not bn.training:
+        layer.freeze()
+    activation, layer.activation = layer.activation, nn.Identity()
+    graph.set_submodule(name, layer)
+    pair.layer.meta["tensor_meta"] = pair.norm.meta["tensor_meta"]
+    if type(activation) is nn.Identity:
+        pair.norm.replace_all_uses_with(pair.layer)
+        graph.graph.erase_node(pair.norm)
+    else:
+        for module in activation.modules():
+            if getattr(module, "inplace", False) is True:
+                module.inplace = False
+        graph.set_submodule(norm_name, activation)
+
+
+def _quantize_other_layers(graph: fx.GraphModule, config: QATConfig, report: FoldReport) -> None:
+    owners: dict[int, list[str]] = {}
+    for name, module in graph.named_modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(name)
+    for node in graph.graph.nodes:
+        if node.op != "call_module":
+            if getattr(node.target, "__name__", "") in ("conv1d", "conv2d", "conv3d", "linear"):
+                report.notes.append(f"{node.name}: functional call, its weight stays float")
+            continue
+        name = str(node.target)
+        layer = graph.get_submodule(name)
+        if not isinstance(layer, WEIGHTED) or config.skips(name):
+            continue
+        tied = {other for p in layer.parameters() for other in owners[id(p)] if other != name}
+        reason = f"shares a parameter with {', '.join(sorted(tied))}" if tied else check_foldable(layer, None)
+        if reason is not None:
+            report.notes.append(f"{name}: stays float, {reason}")
+            continue
+        quantized = Static(layer, None, _weight_quantizer(name, config))
+        quantized.name = name
+        graph.set_submodule(name, quantized)
+
+
+def _wrap_left_norms(graph: fx.GraphModule) -> None:
+    for node in graph.graph.nodes:
+        if node.op == "call_module" and isinstance(graph.get_submodule(str(node.target)), BATCH_NORMS):
+            name = str(node.target)
+            graph.set_submodule(name, LeftBatchNorm(graph.get_submodule(name), name))

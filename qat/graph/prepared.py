@@ -1,0 +1,29 @@
+"""A captured network that remembers what was done to it, through deepcopy and pickle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from qat.graph.report import FoldReport
+
+
+class QuantGraph(fx.GraphModule):
+    """GraphModule with a fold report. `meta` holds plain state: it is what fx carries through deepcopy."""
+
+    @property
+    def fold_report(self) -> FoldReport:
+        return self.meta["fold_report"]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        restore, arguments = super().__reduce__()
+        return _restore, (restore, arguments, dict(self.meta), self.training)
+
+
+def _restore(restore: Any, arguments: tuple, meta: dict[str, Any], training: bool) -> QuantGraph:
+    plain = restore(*arguments)
+    graph = QuantGraph(plain, plain.graph)
+    graph.meta.update(meta)
+    graph.training = training
+    return graph
