@@ -1,0 +1,167 @@
+"""From the words on the command line to one configuration for each job, all of it checked before any work.
+
+Composition, override grammar and sweeps are Hydra's (its Compose API). Runs are not: `qat.cli.run` makes the folders and goes on after
+a failed job, which Hydra's launcher does not.
+"""
+
+import itertools
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from qat.cli.folders import packaged
+from qat.cli.recipes import Recipe, lineage, register, runnable
+from qat.errors import ConfigError
+from qat.train.config import complete, is_open, schema
+from qat.train.problems import Problems
+
+
+class Composer:
+    """Context in which configurations can be composed from `recipes` and the packaged configs/."""
+
+    def __init__(self, recipes: dict[str, Recipe]):
+        self.recipes = recipes
+        self.configs = packaged("configs")
+
+    def __enter__(self) -> "Composer":
+        register(self.recipes)
+        GlobalHydra.instance().clear()
+        self._hydra = initialize_config_dir(str(self.configs), version_base="1.3")
+        self._hydra.__enter__()
+        self.loader = GlobalHydra.instance().config_loader()
+        names = [name for name in self.loader.get_group_options("", ObjectType.GROUP) if name != "hydra"]
+        self.options = {name: self.loader.get_group_options(name, ObjectType.CONFIG) for name in names}
+        self.options["recipe"] = sorted(runnable(self.recipes))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._hydra.__exit__(*error)
+
+    def parse(self, words: list[str]) -> list[Override]:
+        """
+        Raises:
+            ConfigError: not Hydra's override grammar.
+        """
+        try:
+            return OverridesParser.create(config_loader=self.loader).parse_overrides(words)
+        except HydraException as error:
+            found = " ".join(str(error).split("See https")[0].split())
+            raise ConfigError("command line", found, "KEY=VALUE", "Quote values that have commas, spaces or brackets.") from error
+
+    def check(self, overrides: list[Override]) -> None:
+        """
+        Raises:
+            ConfigError: unknown groups, options or keys, a line each.
+        """
+        problems = Problems()
+        for override in overrides:
+            key = override.key_or_group
+            if key.partition(".")[0].partition("/")[0] == "hydra":
+                problems.add(key, "a setting of Hydra's own", "a key of the job", "Runs are kept under run_root=FOLDER.")
+            elif key in self.options:
+                for option in map(str, options_of(override)):
+                    problems.name(key, option, self.options[key])
+            else:
+                check_key(key, list(self.options), problems)
+        problems.raise_any()
+
+    def check_recipe(self, name: str) -> None:
+        """
+        Raises:
+            ConfigError: unknown groups, options or keys in the recipe or in what it builds on; names the file.
+        """
+        problems = Problems()
+        for recipe in lineage(name, self.recipes):
+            for group, option in recipe.choices.items():
+                where = f"{recipe.path}: defaults: {group}"
+                if problems.name(where, group, [known for known in self.options if known != "recipe"], what="an unknown group"):
+                    problems.name(where, option, self.options[group])
+            for key in leaves({key: value for key, value in recipe.content.items() if key != "defaults"}):
+                check_key(key, [], problems, prefix=f"{recipe.path}: ")
+        problems.raise_any()
+
+    def compose(self, words: list[str]) -> dict[str, Any]:
+        """One configuration, plain and complete.
+
+        Raises:
+            ConfigError: everything wrong with its keys and types, a line each.
+        """
+        chosen = [override.value() for override in self.parse(words) if override.key_or_group == "recipe"]
+        if chosen:
+            self.check_recipe(str(chosen[-1]))
+        try:
+            config: DictConfig = compose("train", overrides=[opened(override) for override in self.parse(words)])
+        except (HydraException, OmegaConfBaseException) as error:
+            found = " ".join(str(error).split())
+            raise ConfigError("command line", found, "overrides Hydra can apply", "Correct it.") from error
+        config["recipe"] = str(chosen[-1]) if chosen else None
+        return complete(config)
+
+    def jobs(self, words: list[str], sweep: bool) -> list[list[str]]:
+        """The overrides of each job: one list, or with `sweep` one for every combination of values.
+
+        Raises:
+            ConfigError: bad words, or several values without `sweep`.
+        """
+        overrides = self.parse(words)
+        self.check(overrides)
+        if not sweep:
+            for override in overrides:
+                if override.is_sweep_override():
+                    todo = f"Add -m to run them all, or write {override.key_or_group}=[A,B] for a list."
+                    raise ConfigError(override.key_or_group, "several values", "one", todo)
+            return [words]
+        choices = [
+            [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+            if override.is_sweep_override()
+            else [str(override.input_line)]
+            for override in overrides
+        ]
+        return [list(job) for job in itertools.product(*choices)]
+
+
+def options_of(override: Override) -> list[Any]:
+    """The values of an override of a group."""
+    return list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
+
+
+def check_key(key: str, groups: list[str], problems: Problems, prefix: str = "") -> None:
+    """Does the schema have the dotted `key`? Adds the closest key, or group, when it does not."""
+    node: Any = schema()
+    for depth, part in enumerate(parts := key.split(".")):
+        if is_open(node):
+            return
+        known = [str(name) for name in node] if isinstance(node, DictConfig) else []
+        if part not in known:
+            if not known:
+                problems.add(prefix + key, "a key below a value", f"no more than {'.'.join(parts[:depth])}", "Shorten the key.")
+            else:
+                problems.name(prefix + key, part, {*known, *(groups if depth == 0 else [])}, what="an unknown key")
+            return
+        node = node._get_node(part)
+
+
+def leaves(content: Any, path: str = "") -> list[str]:
+    """Dotted keys of the values of a nested mapping."""
+    if not isinstance(content, dict) or not content:
+        return [path]
+    return [leaf for key, value in content.items() for leaf in leaves(value, f"{path}.{key}".lstrip("."))]
+
+
+def opened(override: Override) -> str:
+    """The override's text; under an open mapping, `++` in front so that a key the recipe lacks can be given."""
+    text = str(override.input_line)
+    node: Any = schema()
+    for part in override.key_or_group.split(".")[:-1]:
+        node = node._get_node(part) if isinstance(node, DictConfig) and part in node else None
+        if is_open(node):
+            return text if text[0] in "+~" else f"++{text}"
+    return text
+

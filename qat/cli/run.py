@@ -1,0 +1,91 @@
+"""Run jobs whose configurations are checked: a folder each, and a result in it however the job ends."""
+
+import logging
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from qat.cli.environment import environment
+from qat.cli.logs import FILE_ONLY, logged
+from qat.cli.run_folder import new_run_folder, stamp, write_env
+from qat.errors import ConfigError, QATError
+from qat.report.result import failed_result, identity, write_result
+
+log = logging.getLogger("qat.cli")
+
+OK, FAILED, INTERRUPTED = 0, 1, 130
+_FOLDER = "QAT_RUN_DIR"  # tells the processes that Lightning starts for other devices where the run is
+
+
+def run_jobs(configs: list[dict[str, Any]], words: list[str], notes: list[str]) -> int:
+    """Run one after the other; a failed one does not keep the others from running, Ctrl-C does.
+
+    Args:
+        words: the command line, for env.json.
+        notes: said at the start of each log.
+
+    Returns:
+        Exit status: 0, 1 if a job failed, 130 if the user stopped it.
+    """
+    statuses = []
+    for number, config in enumerate(configs, 1):
+        if len(configs) > 1:
+            print(f"\njob {number} of {len(configs)}: {config['recipe']}, fold {config['fold']['name']}, seed {config['seed']}", flush=True)
+        statuses.append(run_one(config, words, notes))
+        if statuses[-1] == INTERRUPTED:
+            return INTERRUPTED
+    if len(configs) > 1:
+        print(f"\n{statuses.count(OK)} of {len(configs)} jobs ok")
+    return max(statuses)
+
+
+def run_one(config: dict[str, Any], words: list[str], notes: list[str]) -> int:
+    """One job in its folder. On other ranks than 0 the folder and what is said are rank 0's affair."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return _other_rank(config)
+    if config["resume"]:
+        folder = Path(config["resume"])
+        write_env(folder / f"env_resumed_{stamp()}.json", environment(words))
+    else:
+        folder = new_run_folder(config, environment(words))
+    os.environ[_FOLDER] = str(folder)
+    try:
+        with logged(folder):
+            for note in [*notes, f"{'resumed' if config['resume'] else 'run'} in {folder}"]:
+                log.info("%s", note)
+            return _finish(config, folder)
+    finally:
+        del os.environ[_FOLDER]
+
+
+def _finish(config: dict[str, Any], folder: Path) -> int:
+    try:
+        from qat.train.job import run_job
+
+        result = run_job(config, folder)
+        log.info("result in %s", folder / "result.json")
+        return OK if result.get("status", "ok") == "ok" else FAILED
+    except KeyboardInterrupt:
+        write_result(folder, {"status": "interrupted", **identity(config)})
+        log.info("interrupted; go on with resume=%s", folder)
+        return INTERRUPTED
+    except Exception as error:
+        write_result(folder, failed_result(config, error))
+        log.error("failed", exc_info=True, **FILE_ONLY)  # type: ignore[arg-type]
+        if not isinstance(error, QATError):
+            traceback.print_exc()
+        message = str(error) if isinstance(error, QATError) else f"{type(error).__name__}: {error}"
+        print(f"error: {message} ({folder / 'train.log'})", file=sys.stderr)
+        return FAILED
+
+
+def _other_rank(config: dict[str, Any]) -> int:
+    from qat.train.job import run_job
+
+    if _FOLDER not in os.environ:
+        todo = "Start one process with trainer.devices=N; it starts the others."
+        raise ConfigError("LOCAL_RANK", os.environ["LOCAL_RANK"], "a process started by Lightning", todo)
+    run_job(config, Path(os.environ[_FOLDER]))
+    return OK

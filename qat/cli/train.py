@@ -1,0 +1,99 @@
+"""The main job: `python train.py recipe=NAME`, or `qat-train recipe=NAME` where the package is installed."""
+
+import argparse
+import sys
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from qat.cli.compose import Composer
+from qat.cli.recipes import Recipe, find_recipes
+from qat.cli.resume import resumed
+from qat.cli.run import INTERRUPTED, run_jobs
+from qat.cli.table import USAGE, print_table
+from qat.errors import ConfigError
+from qat.train.config import validate
+
+BAD_INPUT = 2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit status: 0, 1 (a job failed), 2 (bad input, nothing was run) or 130 (stopped by the user).
+
+    Args:
+        argv: the command line after the program's name.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    parser = argument_parser()
+    arguments = parser.parse_intermixed_args(words)
+    recipes = find_recipes()
+    try:
+        with Composer(recipes) as composer:
+            if arguments.help:
+                print_help(parser, composer)
+                return 0
+            if not arguments.cfg and not any(word.startswith(("recipe=", "resume=")) for word in arguments.overrides):
+                print_table(recipes)
+                return BAD_INPUT
+            configs = plan(arguments, composer)
+            if arguments.cfg:
+                print("---\n".join(map(OmegaConf.to_yaml, configs)), end="")
+                return 0
+            check(configs, arguments.multirun)
+        return run_jobs(configs, words, own_recipes(configs, recipes))
+    except ConfigError as error:
+        print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(usage=USAGE, description=__doc__, add_help=False, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what differs from the recipe, in Hydra's grammar")
+    parser.add_argument("-m", "--multirun", action="store_true", help="run every combination: recipe=A,B seed=0,1,2")
+    parser.add_argument("-c", "--cfg", choices=["job"], help="print the configuration and stop")
+    parser.add_argument("-h", "--help", action="store_true", help="print this and stop")
+    return parser
+
+
+def print_help(parser: argparse.ArgumentParser, composer: Composer) -> None:
+    """The options of every group below argparse's own help."""
+    print(parser.format_help())
+    print("groups (GROUP=OPTION):")
+    for group, options in sorted(composer.options.items()):
+        print(f"  {group}: {', '.join(options)}")
+    print("\nkeys (KEY=VALUE): see --cfg job; resume=RUN_DIR goes on with an interrupted run")
+
+
+def plan(arguments: argparse.Namespace, composer: Composer) -> list[dict[str, Any]]:
+    """The configuration of every job of the command line.
+
+    Raises:
+        ConfigError: unknown names or keys, or a run that cannot be resumed.
+    """
+    words = arguments.overrides
+    if any(word.startswith("resume=") for word in words):
+        if arguments.multirun:
+            raise ConfigError("resume", "a resume with -m", "one run to resume", "Leave out -m.")
+        return [resumed(words, composer)]
+    return [composer.compose(job) for job in composer.jobs(words, arguments.multirun)]
+
+
+def check(configs: list[dict[str, Any]], multirun: bool) -> None:
+    """
+    Raises:
+        ConfigError: values that make no sense, or a sweep over several devices.
+    """
+    for config in configs:
+        validate(config)
+        # the processes Lightning starts repeat the command line, each would start the whole sweep
+        if multirun and config["trainer"]["devices"] != 1:
+            found = f"{config['trainer']['devices']!r} together with -m"
+            raise ConfigError("trainer.devices", found, "1 in a sweep", "Run the jobs one by one, or set trainer.devices=1.")
+
+
+def own_recipes(configs: list[dict[str, Any]], recipes: dict[str, Recipe]) -> list[str]:
+    """A note for every recipe of the user's own among those to run."""
+    names = sorted({config["recipe"] for config in configs})
+    return [f"recipe {name} is your own, {recipes[name].path}" for name in names if name in recipes and recipes[name].own]

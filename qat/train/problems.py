@@ -1,0 +1,58 @@
+"""Collects what is wrong with a configuration, so that the user hears of all of it at once."""
+
+from collections.abc import Collection
+
+from qat.errors import ConfigError
+from qat.train.choose import check_name
+
+
+class ConfigErrors(ConfigError):
+    """Several problems, a line each. The fields are those of the first."""
+
+    def __init__(self, problems: list[ConfigError]):
+        first = problems[0]
+        super().__init__(first.where, first.found, first.expected, first.todo)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.problems))
+
+    def __reduce__(self):
+        return type(self), (self.problems,)
+
+
+class Problems:
+    """Checks add to it; `raise_any` ends the collection."""
+
+    def __init__(self) -> None:
+        self.found: list[ConfigError] = []
+
+    def add(self, where: str, found: str, expected: str, todo: str) -> None:
+        self.found.append(ConfigError(where, found, expected, todo))
+
+    def name(self, where: str, name: object, known: Collection[str], what: str | None = None) -> bool:
+        """Is `name` one of `known`? Adds a problem with the closest match if it is not; `what` replaces the name in it."""
+        try:
+            check_name(where, name, known)
+        except ConfigError as error:
+            self.add(error.where, what or error.found, error.expected, error.todo)
+            return False
+        return True
+
+    def number(self, where: str, value: object, low: float, high: float = float("inf"), *, whole: bool = False) -> bool:
+        """Is `value` a number in [low, high]?"""
+        kinds = int if whole else (int, float)
+        if isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high:
+            return True
+        kind = "a whole number" if whole else "a number"
+        span = f"{kind} from {low:g} to {high:g}" if high < float("inf") else f"{kind}, {low:g} or more"
+        self.add(where, repr(value), span, f"Change {where}.")
+        return False
+
+    def raise_any(self) -> None:
+        """
+        Raises:
+            ConfigError: there is at least one problem.
+        """
+        if self.found:
+            raise self.found[0] if len(self.found) == 1 else ConfigErrors(self.found)

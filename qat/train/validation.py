@@ -1,0 +1,138 @@
+"""Which values of the job configuration make sense, alone and together.
+
+Known names come from where they are implemented. Those modules import torch, so they are imported at the point of use: reading and
+composing a configuration stays fast.
+"""
+
+import inspect
+from typing import Any
+
+from qat.train.problems import Problems
+
+MODEL_SOURCES = ("qat", "timm", "torchvision", "python")
+WEIGHT_RANGES = ("minmax", "mse", "percentile", "lsq")
+ACTIVATION_RANGES = ("ema", "minmax", "mse", "percentile", "lsq")
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
+
+
+def moment_problem(value: object, *, auto: bool = False) -> bool:
+    """Is `value` no moment of a run? Moments are null (never), whole steps, a share in (0, 1), and where allowed "auto"."""
+    if value is None or (auto and value == "auto"):
+        return False
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return True
+    return value < 0 if isinstance(value, int) else not 0 < value < 1
+
+
+def _quantizer(where: str, part: dict[str, Any], ranges: tuple[str, ...], problems: Problems) -> None:
+    problems.number(f"{where}.bits", part["bits"], 2, 8, whole=True)
+    problems.name(f"{where}.range", part["range"], ranges)
+
+
+def _optim(where: str, optim: dict[str, Any], problems: Problems) -> None:
+    from qat.train.optim import OPTIMIZERS, SCHEDULES
+
+    problems.name(f"{where}.name", optim["name"], OPTIMIZERS)
+    problems.name(f"{where}.schedule", optim["schedule"], SCHEDULES)
+    for key in ("lr", "weight_decay", "min_lr"):
+        problems.number(f"{where}.{key}", optim[key], 0)
+    for key in ("momentum", "label_smoothing"):
+        problems.number(f"{where}.{key}", optim[key], 0, 1)
+    problems.number(f"{where}.warmup_steps", optim["warmup_steps"], 0, whole=True)
+    if optim["scale_lr"] is not None:
+        problems.number(f"{where}.scale_lr", optim["scale_lr"], 0)
+
+
+def _layers(quant: dict[str, Any], problems: Problems) -> None:
+    from qat.graph.config import QATConfig
+
+    if quant["activation"]["per_channel"]:
+        problems.add("quant.activation.per_channel", "true", "false: an activation has one scale a tensor", "Remove it.")
+    try:
+        QATConfig(overrides=quant["overrides"])
+    except ValueError as error:
+        problems.add("quant.overrides", str(error), "layer name pattern -> {skip: true} or {weight: {bits: 8}}", "Change the entry.")
+
+
+def _moments(config: dict[str, Any], problems: Problems) -> None:
+    for where, value, auto in (
+        ("fold.freeze", config["fold"]["freeze"], True),
+        ("quant.delay", config["quant"]["delay"], False),
+        ("quant.freeze_ranges", config["quant"]["freeze_ranges"], False),
+    ):
+        if moment_problem(value, auto=auto):
+            expected = "null, a whole number of steps, or a share of the run between 0 and 1" + (", or auto" if auto else "")
+            problems.add(where, repr(value), expected, f"Write {where}=200 for steps, {where}=0.5 for half of the run.")
+
+
+def _fold(config: dict[str, Any], problems: Problems) -> None:
+    from qat.fold import STRATEGIES
+
+    fold = config["fold"]
+    if problems.name("fold.name", fold["name"], STRATEGIES):
+        keywords = [p.name for p in inspect.signature(STRATEGIES[fold["name"]]).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        for key in fold["options"]:
+            problems.name(f"fold.options.{key}", key, keywords, what=f"an option {fold['name']} does not have")
+    if fold["name"] == "scale_merge" and not config["quant"]["weight"]["per_channel"]:
+        expected = "one weight scale a channel, to merge the BatchNorm into"
+        problems.add("quant.weight.per_channel", "false with fold=scale_merge", expected, "Use quant=w8a8_per_channel or another fold.")
+    problems.number("fold.lr_after_freeze", fold["lr_after_freeze"], 0)
+    problems.number("fold.drift_bound", fold["drift_bound"], 0)
+    for key in ("reestimate_before_freeze", "reestimate_before_eval"):
+        problems.number(f"fold.{key}", fold[key], 0, whole=True)
+
+
+def _trainer(trainer: dict[str, Any], problems: Problems) -> None:
+    problems.number("trainer.max_epochs", trainer["max_epochs"], 1, whole=True)
+    problems.number("trainer.log_every_n_steps", trainer["log_every_n_steps"], 1, whole=True)
+    problems.name("trainer.accelerator", trainer["accelerator"], ACCELERATORS)
+    devices = trainer["devices"]
+    ok = devices in ("auto", -1) if not isinstance(devices, int) or devices == -1 else devices >= 1 and not isinstance(devices, bool)
+    if not ok:
+        problems.add("trainer.devices", repr(devices), "a whole number from 1 on, -1 for all, or auto", "Set trainer.devices=1.")
+    limit = trainer["limit_train_batches"]
+    if limit is not None and (limit == 0 or not (limit == 1.0 or not moment_problem(limit))):
+        problems.add("trainer.limit_train_batches", repr(limit), "null, a number of batches, or a share in (0, 1]", "Set it to null for all.")
+
+
+def _data(data: dict[str, Any], problems: Problems) -> None:
+    from qat.train.data import SOURCES
+    from qat.train.data.augment import AUGMENTS
+
+    problems.name("data.name", data["name"], SOURCES)
+    problems.name("data.augment", data["augment"], AUGMENTS)
+    for key in ("batch_size", "eval_batch_size"):
+        problems.number(f"data.{key}", data[key], 1, whole=True)
+    problems.number("data.workers", data["workers"], 0, whole=True)
+    if data["image_size"] is not None:
+        problems.number("data.image_size", data["image_size"], 1, whole=True)
+    if not 0 < data["val_fraction"] < 1:
+        problems.add("data.val_fraction", repr(data["val_fraction"]), "a share between 0 and 1", "Set data.val_fraction=0.15.")
+
+
+def validate_values(config: dict[str, Any]) -> None:
+    """
+    Args:
+        config: complete and of the right types.
+
+    Raises:
+        ConfigError: everything that is wrong, a line each.
+    """
+    from qat.deploy.targets import TARGETS
+
+    problems = Problems()
+    problems.number("seed", config["seed"], 0, 2**32 - 1, whole=True)
+    problems.name("model.source", config["model"]["source"], MODEL_SOURCES)
+    _data(config["data"], problems)
+    _quantizer("quant.weight", config["quant"]["weight"], WEIGHT_RANGES, problems)
+    _quantizer("quant.activation", config["quant"]["activation"], ACTIVATION_RANGES, problems)
+    _layers(config["quant"], problems)
+    problems.number("quant.calibration_batches", config["quant"]["calibration_batches"], 1, whole=True)
+    _fold(config, problems)
+    _moments(config, problems)
+    _optim("optim", config["optim"], problems)
+    _optim("float_training.optim", config["float_training"]["optim"], problems)
+    problems.number("float_training.max_epochs", config["float_training"]["max_epochs"], 0, whole=True)
+    _trainer(config["trainer"], problems)
+    problems.name("target.name", config["target"]["name"], TARGETS)
+    problems.raise_any()
