@@ -13,6 +13,7 @@ from qat.errors import QATError
 from qat.fold import FoldedConvBN
 from qat.graph.kinds import keeps_scale
 from qat.graph.left_norm import LeftBatchNorm
+from qat.graph.place import QUANTIZERS
 from qat.graph.prepared import QuantGraph
 from qat.quant import FakeQuantizer
 
@@ -31,7 +32,7 @@ def convert(prepared: QuantGraph) -> QuantGraph:
     if not isinstance(prepared, QuantGraph) or not any(isinstance(m, FakeQuantizer) for m in prepared.modules()):
         raise QATError("convert", type(prepared).__name__, "a network from qat.prepare", "Call qat.prepare and qat.calibrate or train first.")
     graph = copy.deepcopy(prepared).eval().cpu()
-    modules = dict(graph.named_modules())
+    modules = dict(graph.named_modules(remove_duplicate=False))
     replaced: dict[str, nn.Module] = {}
     with torch.no_grad():
         for node in graph.graph.nodes:
@@ -46,9 +47,43 @@ def convert(prepared: QuantGraph) -> QuantGraph:
                 replaced[str(node.target)] = module.bn
     for name, module in replaced.items():
         graph.set_submodule(name, module)
+    _repeat_kept_grids(graph)
     graph.meta = {**prepared.meta, "converted": True}
     graph.recompile()
     return graph.eval()
+
+
+def _repeat_kept_grids(graph: fx.GraphModule) -> None:
+    """Put the input's grid on the output of operations that keep it: no value changes, and runtimes see every tensor quantized."""
+    modules = dict(graph.named_modules(remove_duplicate=False))
+    for node in list(graph.graph.nodes):
+        meta = node.meta.get("tensor_meta")
+        if not keeps_scale(node, modules) or not hasattr(meta, "dtype") or not meta.dtype.is_floating_point:
+            continue
+        if all(keeps_scale(user, modules) for user in node.users):
+            continue
+        source = _kept_grid(node, modules)
+        if source is None:
+            continue
+        name = f"{QUANTIZERS}.{node.name}"
+        graph.add_submodule(name, Requantize(source.scale, source.zero_point, source.spec, name))
+        modules[name] = graph.get_submodule(name)
+        with graph.graph.inserting_after(node):
+            repeated = graph.graph.call_module(name, (node,))
+        repeated.meta["tensor_meta"] = meta
+        node.replace_all_uses_with(repeated, delete_user_cb=lambda user, keep=repeated: user is not keep)
+
+
+def _kept_grid(node: fx.Node, modules: dict[str, nn.Module]) -> Requantize | None:
+    source = node.args[0] if node.args else None
+    while isinstance(source, fx.Node):
+        module = modules[str(source.target)] if source.op == "call_module" else None
+        if isinstance(module, Requantize):
+            return module
+        if not keeps_scale(source, modules) or not source.args:
+            return None
+        source = source.args[0]
+    return None
 
 
 def _grid(quantizer: FakeQuantizer, node: fx.Node, graph: fx.GraphModule) -> Requantize:

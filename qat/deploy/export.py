@@ -64,6 +64,7 @@ def export_onnx(converted: fx.GraphModule, example_inputs: tuple, path: str | Pa
         raise QATError("export_onnx", "no program from the exporter", "an ONNX program", "Check that the converted network runs.")
     model = program.model_proto
     _name_activations(model, grids)
+    _own_zero_points(model)
     layers = [m for m in converted.modules() if isinstance(m, IntegerLayer)]
     risk = saturation_risk(layers)
     notes = {"qat.target": target, "qat.opset": str(OPSET), "qat.saturation_risk": json.dumps(risk)}
@@ -77,7 +78,7 @@ def export_onnx(converted: fx.GraphModule, example_inputs: tuple, path: str | Pa
 
 def _grids(converted: fx.GraphModule) -> list[str]:
     """Names of the activation grids in the order the graph applies them."""
-    modules = dict(converted.named_modules()) if isinstance(converted, fx.GraphModule) else {}
+    modules = dict(converted.named_modules(remove_duplicate=False)) if isinstance(converted, fx.GraphModule) else {}
     names = [str(n.target) for n in converted.graph.nodes if n.op == "call_module" and isinstance(modules[str(n.target)], Requantize)] if modules else []
     if not names:
         raise QATError("export_onnx", type(converted).__name__, "a network from qat.convert", "Call qat.convert(prepared) first.")
@@ -93,3 +94,21 @@ def _name_activations(model: onnx.ModelProto, grids: list[str]) -> None:
         node.input[:] = [renamed.get(x, x) for x in node.input]
         node.output[:] = [renamed.get(x, x) for x in node.output]
     del model.graph.value_info[:]
+
+
+def _own_zero_points(model: onnx.ModelProto) -> None:
+    """Give each activation a zero-point initialiser of its own: onnxruntime does not fuse layers around a shared one."""
+    initializers = {i.name: i for i in model.graph.initializer}
+    users = {n.output[0]: n for n in model.graph.node if n.op_type == "QuantizeLinear"}
+    for name, quantize in users.items():
+        readers = [n for n in model.graph.node if n.op_type == "DequantizeLinear" and n.input[0] == name]
+        own = onnx.TensorProto()
+        own.CopyFrom(initializers[quantize.input[2]])
+        own.name = f"{name}.own_zero_point"
+        model.graph.initializer.append(own)
+        for node in (quantize, *readers):
+            node.input[2] = own.name
+    used = {x for n in model.graph.node for x in n.input}
+    kept = [i for i in model.graph.initializer if i.name in used]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)

@@ -64,10 +64,15 @@ class IntegerLayer(nn.Module):
         # Transposed layers of one group keep their own layout with the scale on axis 1; grouped ones have one scale for
         # each output channel, which no axis of the transposed layout has, so they are stored out-first and turned at run time.
         self.turned = bool(getattr(layer, "transposed", False)) and layer.groups > 1
-        self.axis = 1 if getattr(layer, "transposed", False) and not self.turned else 0
-        stored = codes if self.turned else native(codes, layer)
+        # A plain linear layer is stored (C_in, C_out): onnxruntime fuses a Gemm only with its scales along the columns.
+        self.columns = type(layer) is nn.Linear
+        self.axis = 1 if self.columns or (getattr(layer, "transposed", False) and not self.turned) else 0
+        stored = codes.T if self.columns else codes if self.turned else native(codes, layer)
         self.register_buffer("codes", stored.to(torch.int8).contiguous())
         self.register_buffer("scale", scale.detach().float().clone())
+        # onnxruntime turns int8 into uint8 for machines without VNNI; for a Gemm it then needs a zero point a column to turn too.
+        zero_points = torch.zeros(self.scale.shape, dtype=torch.int8) if self.columns else None
+        self.register_buffer("zero_points", zero_points)
         if input_scale is None:
             self.register_buffer("bias", bias.detach().float().clone())
             self.bias_scale = None
@@ -77,8 +82,10 @@ class IntegerLayer(nn.Module):
             self.register_buffer("bias_scale", bias_scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = dequantize(self.codes, self.scale, None, self.axis)
+        weight = dequantize(self.codes, self.scale, self.zero_points, self.axis)
         if self.turned:
             weight = native(weight, self.layer)
         bias = self.bias if self.bias_scale is None else dequantize(self.bias, self.bias_scale, None, 0)
+        if self.columns:
+            return torch.addmm(bias, x, weight) if x.dim() == 2 else x @ weight + bias
         return convolve(self.layer, x, weight, bias)

@@ -27,7 +27,7 @@ class Pair:
 
 def match(graph: fx.GraphModule, skips: Callable[[str], bool] = lambda name: False) -> tuple[list[Pair], FoldReport]:
     """Find the foldable pairs of a captured graph (nodes annotated with shapes)."""
-    modules = dict(graph.named_modules())
+    modules = dict(graph.named_modules(remove_duplicate=False))
     calls = Counter(id(modules[str(n.target)]) for n in graph.graph.nodes if n.op == "call_module")
     shared = _shared_parameters(graph)
     pairs, report = [], FoldReport()

@@ -21,7 +21,7 @@ QUANTIZERS = "quantizers"
 
 def place_quantizers(graph: fx.GraphModule, config: QATConfig) -> None:
     """Insert FakeQuantizers into an annotated graph; they become `quantizers.<node name>`."""
-    modules = dict(graph.named_modules())
+    modules = dict(graph.named_modules(remove_duplicate=False))
     graph.add_submodule(QUANTIZERS, nn.Module())
     for node in [n for n in graph.graph.nodes if _needs_quantizer(n, modules, config)]:
         constant = node.op == "get_attr"

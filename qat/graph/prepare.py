@@ -94,6 +94,7 @@ def _fold_pair(graph: fx.GraphModule, pair: Pair, config: QATConfig, training: b
             if getattr(module, "inplace", False) is True:
                 module.inplace = False
         graph.set_submodule(norm_name, activation)
+        bn.drop, bn.act = nn.Identity(), nn.Identity()
 
 
 def _quantize_other_layers(graph: fx.GraphModule, config: QATConfig, report: FoldReport) -> None:

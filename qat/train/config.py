@@ -172,7 +172,9 @@ def complete(config: Any) -> dict[str, Any]:
     try:
         given = OmegaConf.to_container(OmegaConf.create(config), resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(str(error.full_key or "configuration"), str(error).splitlines()[0], "a value", "Check the ${...} in it.") from error
+        raise ConfigError(
+            str(error.full_key or "configuration"), str(error).splitlines()[0], "a value", "Check the ${...} in it."
+        ) from error
     _merge(node, given, "", problems)  # type: ignore[arg-type]
     for key in sorted(OmegaConf.missing_keys(node)):
         problems.add(key, "nothing", "a value", f"Set {key}=VALUE.")

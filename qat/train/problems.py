@@ -6,7 +6,7 @@ from qat.errors import ConfigError
 from qat.train.choose import check_name
 
 
-class ConfigErrors(ConfigError):
+class JointConfigError(ConfigError):
     """Several problems, a line each. The fields are those of the first."""
 
     def __init__(self, problems: list[ConfigError]):
@@ -55,4 +55,4 @@ class Problems:
             ConfigError: there is at least one problem.
         """
         if self.found:
-            raise self.found[0] if len(self.found) == 1 else ConfigErrors(self.found)
+            raise self.found[0] if len(self.found) == 1 else JointConfigError(self.found)

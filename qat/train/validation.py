@@ -92,7 +92,9 @@ def _trainer(trainer: dict[str, Any], problems: Problems) -> None:
         problems.add("trainer.devices", repr(devices), "a whole number from 1 on, -1 for all, or auto", "Set trainer.devices=1.")
     limit = trainer["limit_train_batches"]
     if limit is not None and (limit == 0 or not (limit == 1.0 or not moment_problem(limit))):
-        problems.add("trainer.limit_train_batches", repr(limit), "null, a number of batches, or a share in (0, 1]", "Set it to null for all.")
+        problems.add(
+            "trainer.limit_train_batches", repr(limit), "null, a number of batches, or a share in (0, 1]", "Set it to null for all."
+        )
 
 
 def _data(data: dict[str, Any], problems: Problems) -> None:

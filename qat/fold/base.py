@@ -1,0 +1,217 @@
+"""FoldedConvBN: a convolution or linear layer with its BatchNorm folded into it, trainable.
+
+The inference graph is one layer, conv(x, Q(s W)) + b_fold with s = gamma / sigma (see arithmetic.py). A strategy says what the training
+forward computes instead while the statistics move. The BatchNorm module is never called; it is where gamma, beta and the statistics live.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qat.errors import QATError
+from qat.fold.arithmetic import fold_bias, fold_weight, native, out_first, sigma
+from qat.fold.convolution import convolve
+from qat.fold.foldable import FROZEN_NORMS, check_foldable
+from qat.fold.statistics import Count, Pool, batch_statistics, move_running
+from qat.quant import FakeQuantizer
+
+
+class FoldedConvBN(nn.Module):
+    """(N, C_in, *) -> (N, C_out, *).
+
+    Args:
+        conv: nn.Conv*, nn.ConvTranspose*, nn.Linear or a subclass that is linear in its weight. Held by reference.
+        bn: BatchNorm1d/2d/3d, SyncBatchNorm, timm's BatchNormAct2d, or a FrozenBatchNorm, which is frozen from the start and stays so.
+            Held by reference.
+        weight_quantizer: module that maps an out-first weight (C_out, C_in/g, *k) to its fake-quantized values; None trains unquantized.
+
+    Attributes:
+        activation: what a BatchNorm with a built-in activation applies last; Identity for others.
+        name: qualified name, for errors.
+        frozen: the statistics rest and the training forward is the inference forward. Kept in the state dict.
+        batch_mean, batch_var: of the last training batch (biased; with the layer's bias), not saved.
+
+    Raises:
+        QATError: a pair that cannot be folded, with the reason.
+    """
+
+    strategy = ""
+    keeps_bn = True
+    always_frozen = False
+
+    conv: Any
+    bn: Any
+    weight_quantizer: Any
+    batch_mean: Tensor
+    batch_var: Tensor
+
+    def __init__(self, conv: nn.Module, bn: nn.Module | None, weight_quantizer: nn.Module | None = None):
+        super().__init__()
+        reason = check_foldable(conv, bn) or ("no BatchNorm" if bn is None and self.keeps_bn else None)
+        if reason is not None:
+            pair = " + ".join(type(m).__name__ for m in (conv, bn) if m is not None)
+            raise QATError(pair, reason, "a pair that folds", "Leave it unfolded; STRATEGIES['static'] takes a layer alone.")
+        self.conv, self.bn, self.weight_quantizer = conv, bn, weight_quantizer
+        self.activation = _activation(bn)
+        self.name = ""
+        self.always_frozen = self.always_frozen or isinstance(bn, FROZEN_NORMS)
+        self.frozen = self.always_frozen
+        self._seen_batch = False
+        self._pool: Pool | None = None
+        # Over another rank than the layer's own a BatchNorm would take another axis for the channels.
+        self._rank = conv.weight.dim() if bn is not None and isinstance(conv.weight, Tensor) else None
+        for key in ("batch_mean", "batch_var"):
+            self.register_buffer(key, None if bn is None else torch.zeros_like(self.sigma), persistent=False)
+
+        if self.keeps_bn:
+            self._start_ranges()
+
+    @property
+    def gamma(self) -> Tensor:
+        return torch.ones_like(self.bn.running_var) if self.bn.weight is None else self.bn.weight
+
+    @property
+    def beta(self) -> Tensor:
+        return torch.zeros_like(self.bn.running_mean) if self.bn.bias is None else self.bn.bias
+
+    @property
+    def sigma(self) -> Tensor:
+        """sqrt(running_var + eps), (C_out)."""
+        return sigma(self.bn.running_var, self.bn.eps)
+
+    def folded(self) -> tuple[Tensor, Tensor]:
+        """(weight in the layer's own layout, bias (C_out)) of the inference graph, before quantization; differentiable."""
+        return native(self.weight_to_quantize(), self.conv), self._folded_bias()
+
+    def quantized(self) -> tuple[Tensor, Tensor]:
+        """(fake-quantized weight in the layer's own layout, bias (C_out)): what inference convolves with; differentiable."""
+        return native(self._quantize(self.weight_to_quantize()), self.conv), self._folded_bias()
+
+    @torch.no_grad()
+    def integer(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What is shipped: int32 codes (C_out, C_in/g, *k), scale () or (C_out), bias (C_out); scale * codes is the weight of `quantized`.
+
+        Raises:
+            QATError: no weight quantizer, one switched off, or an asymmetric grid.
+        """
+        quantizer, weight = self.integer_quantizer(), self.weight_to_quantize()
+        return quantizer.codes(weight), quantizer.qparams_for(weight)[0], self._folded_bias()
+
+    def inference_forward(self, x: Tensor) -> Tensor:
+        return self.activation(convolve(self.conv, x, *self.quantized()))
+
+    def training_forward(self, x: Tensor) -> Tensor:
+        """The strategy: forward with the statistics alive, activation included. Side effects: `record`."""
+        raise NotImplementedError
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Count]:
+        """(mean with the layer's bias, biased variance, count) of the batch as the strategy sees it: here through the float layer."""
+        y = convolve(self.conv, x, self.conv.weight, self.conv.bias)
+        return batch_statistics(y, name=self.name, group=self._group)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._rank is not None and x.dim() != self._rank:
+            raise QATError(self.name or type(self).__name__, f"input of rank {x.dim()}", f"rank {self._rank}", "Leave this pair unfolded.")
+        if self.training and not self.frozen:
+            return self.training_forward(x)
+        if self.training and self._pool is not None:
+            with torch.no_grad():
+                self.record(*self.statistics(x))
+        return self.inference_forward(x)
+
+    @torch.no_grad()
+    def record(self, mean: Tensor, var: Tensor, count: Count) -> None:
+        """Take in the batch's statistics: the running ones move, or rest while they are pooled. Call after their last use in a forward."""
+        self.batch_mean.copy_(mean)
+        self.batch_var.copy_(var)
+        self._seen_batch = True
+        if self._pool is None:
+            move_running(self.bn, mean, var, count)
+        else:
+            self._pool.add(mean, var, count)
+
+    def freeze(self) -> None:
+        self.frozen = True
+
+    def unfreeze(self) -> None:
+        """Let the statistics move again; a FrozenBatchNorm and the 'frozen' strategy stay as they are."""
+        self.frozen = self.always_frozen
+
+    def freeze_ranges(self) -> None:
+        """Hold the weight's scale: a range of the tensor at hand is taken from the weight as inference would quantize it."""
+        if self.weight_quantizer is not None:
+            with torch.no_grad():
+                self.weight_quantizer.freeze(self.weight_to_quantize())
+
+    def unfreeze_ranges(self) -> None:
+        if self.weight_quantizer is not None:
+            self.weight_quantizer.unfreeze()
+
+    def start_pooling(self) -> None:
+        """From here on training forwards, also of a frozen layer, pool their statistics and leave the running ones at rest.
+
+        A FrozenBatchNorm's statistics are constants of the user's: they are never pooled.
+        """
+        self._pool = Pool() if self.keeps_bn and not isinstance(self.bn, FROZEN_NORMS) else None
+
+    @torch.no_grad()
+    def finish_pooling(self) -> None:
+        """Write the pooled mean and unbiased variance to the running statistics, unless no batch came."""
+        pool, self._pool = self._pool, None
+        if pool is not None and pool.count is not None:
+            mean, var_unbiased = pool.result()
+            self.bn.running_mean.copy_(mean)
+            self.bn.running_var.copy_(var_unbiased)
+
+    @torch.no_grad()
+    def drift(self) -> tuple[Tensor, Tensor] | None:
+        """(|mu_B - mu| / sigma, |log(sigma_B / sigma)|) per channel of the last training batch; None when there was none."""
+        if not self._seen_batch:
+            return None
+        return (self.batch_mean - self.bn.running_mean).abs() / self.sigma, (sigma(self.batch_var, self.bn.eps) / self.sigma).log().abs()
+
+    def weight_to_quantize(self) -> Tensor:
+        """The out-first weight that the quantizer sees in inference."""
+        return fold_weight(out_first(self.conv.weight, self.conv), self.gamma, self.sigma)
+
+    def integer_quantizer(self) -> Any:
+        """The weight quantizer, if its integers can be shipped."""
+        quantizer, where = self.weight_quantizer, self.name or type(self).__name__
+        if quantizer is None:
+            raise QATError(where, "no weight quantizer", "one", "Give the layer a FakeQuantizer.")
+        if not quantizer.enabled:
+            raise QATError(where, "weight quantization switched off", "an enabled quantizer", "Call qat.set_fake_quant(prepared).")
+        if not quantizer.spec.symmetric:
+            raise QATError(where, "weights on an asymmetric grid", "a symmetric one", "Use QuantSpec(symmetric=True) for weights.")
+        return quantizer
+
+    def extra_repr(self) -> str:
+        return f"strategy={self.strategy}, frozen={self.frozen}"
+
+    def get_extra_state(self) -> dict[str, bool]:
+        return {"frozen": self.frozen}
+
+    def set_extra_state(self, state: dict[str, bool]) -> None:
+        self.frozen = state["frozen"] or self.always_frozen
+
+    @torch.no_grad()
+    def _start_ranges(self) -> None:
+        """Size and set a fresh quantizer's state, so that a learned scale quantizes before the first step and keeps its shape under DDP."""
+        if isinstance(self.weight_quantizer, FakeQuantizer) and not self.weight_quantizer.initialized:
+            self.weight_quantizer.initialize(self.weight_to_quantize())
+
+    @property
+    def _group(self) -> Any:
+        return getattr(self.bn, "process_group", None)
+
+    def _folded_bias(self) -> Tensor:
+        return fold_bias(self.conv.bias, self.gamma, self.beta, self.bn.running_mean, self.sigma)
+
+    def _quantize(self, weight_out_first: Tensor) -> Tensor:
+        return weight_out_first if self.weight_quantizer is None else self.weight_quantizer(weight_out_first)
+
+
+def _activation(bn: nn.Module | None) -> nn.Module:
+    parts = [part for part in (getattr(bn, "drop", None), getattr(bn, "act", None)) if part is not None and type(part) is not nn.Identity]
+    return nn.Identity() if not parts else parts[0] if len(parts) == 1 else nn.Sequential(*parts)

@@ -1,0 +1,48 @@
+"""Runs a layer with other weights than its own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from qat.fold.probe import out_channels, reads_bias
+
+_FUNCTIONS: dict[type, Callable[..., Tensor]] = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
+_TRANSPOSED: dict[type, Callable[..., Tensor]] = {
+    nn.ConvTranspose1d: F.conv_transpose1d,
+    nn.ConvTranspose2d: F.conv_transpose2d,
+    nn.ConvTranspose3d: F.conv_transpose3d,
+}
+
+
+def convolve(conv: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """conv(x) as if its parameters were `weight` (in its own layout) and `bias`, (C_out) or None for none.
+
+    Padding modes and the forward of a subclass are the layer's own. A bias is added also where the layer was built without one.
+    """
+    weight = weight.to(x.dtype)
+    bias = None if bias is None else bias.to(x.dtype)
+    kind = type(conv)
+    if "forward" not in conv.__dict__:
+        if kind is nn.Linear:
+            return F.linear(x, weight, bias)
+        if kind in _FUNCTIONS and conv.padding_mode == "zeros":
+            return _FUNCTIONS[kind](x, weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups)
+        if kind in _TRANSPOSED:
+            return _TRANSPOSED[kind](x, weight, bias, conv.stride, conv.padding, conv.output_padding, conv.groups, conv.dilation)
+    if bias is None:
+        values = {"weight": weight}
+        if conv.bias is not None:
+            values["bias"] = weight.new_zeros(out_channels(conv))
+        return functional_call(conv, values, (x,))
+    if is_plain(conv) or reads_bias(conv, weight):
+        return functional_call(conv, {"weight": weight, "bias": bias}, (x,))
+    y = functional_call(conv, {"weight": weight}, (x,))
+    return y + (bias if isinstance(conv, nn.Linear) else bias.view([-1] + [1] * (weight.dim() - 2)))
+
+
+def is_plain(conv: nn.Module) -> bool:
+    """Whether the forward is torch's own, known to be linear in the weight and to add the bias."""
+    return (type(conv) is nn.Linear or type(conv) in _FUNCTIONS or type(conv) in _TRANSPOSED) and "forward" not in conv.__dict__

@@ -1,0 +1,69 @@
+"""What a layer with its own forward does with its weight and bias, found by running it on a tiny input.
+
+The numbers are fixed, not random, so that a probe leaves the random state alone.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from qat.fold.arithmetic import native, out_first, per_row
+
+_READS_BIAS: dict[type, bool] = {}
+
+
+def reads_bias(conv: nn.Module, weight: Tensor) -> bool:
+    """Whether a bias handed to a layer built without one reaches its output. Asked once for each class."""
+    kind = type(conv)
+    if kind not in _READS_BIAS:
+        with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
+            bias = _wave((out_channels(conv),), weight) + 2
+            changed = _run(conv, weight, bias) - _run(conv, weight, torch.zeros_like(bias))
+            _READS_BIAS[kind] = bool(changed.ne(0).any())
+    return _READS_BIAS[kind]
+
+
+def is_linear_in_weight(conv: nn.Module, weight: Tensor) -> bool:
+    """Whether f(s W + V) = s f(W) + f(V) for a factor s of each output channel: what folding relies on.
+
+    Args:
+        weight: in the layer's own layout; only its shape, type and device are used.
+    """
+    with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
+        first, second = _wave(weight.shape, weight), _wave(weight.shape, weight, step=0.7)
+        factor = _wave((out_channels(conv),), weight) * 3
+        none = torch.zeros_like(factor)
+        rows = out_first(first, conv)
+        left = _run(conv, native(rows * per_row(factor, rows), conv) + second, none)
+        right = _run(conv, first, none) * factor.view([1, -1] + [1] * (left.dim() - 2)) + _run(conv, second, none)
+        return bool((left - right).abs().max() <= 1e-2 * right.abs().max())
+
+
+def probe_input(conv: Any, weight: Tensor) -> Tensor:
+    """The smallest comfortable input, (1, C_in, *size): larger than the dilated kernel and than any padding."""
+    if isinstance(conv, nn.Linear):
+        return _wave((2, weight.shape[1]), weight)
+    size = [
+        dilation * (kernel - 1) + 2 + 2 * (0 if isinstance(conv.padding, str) else padding)
+        for kernel, dilation, padding in zip(weight.shape[2:], conv.dilation, conv.padding)
+    ]
+    return _wave((1, conv.in_channels, *size), weight)
+
+
+def out_channels(conv: Any) -> int:
+    return conv.out_features if isinstance(conv, nn.Linear) else conv.out_channels
+
+
+def _run(conv: nn.Module, weight: Tensor, bias: Tensor) -> Tensor:
+    # A copy in eval mode: a forward may draw random numbers or move buffers in training.
+    values = {"weight": weight.to(bias.dtype), "bias": bias}
+    return functional_call(copy.deepcopy(conv).eval(), values, (probe_input(conv, weight),))
+
+
+def _wave(shape: tuple[int, ...] | torch.Size, like: Tensor, step: float = 1.0) -> Tensor:
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    count = torch.Size(shape).numel()
+    return (torch.arange(count, dtype=dtype, device=like.device) * step + 0.5).sin().view(shape)

@@ -1,0 +1,141 @@
+"""One job: float network -> post-training quantization -> quantization-aware training -> integers -> ONNX -> result."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice, tee
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import seed_everything
+from torch import Tensor, nn
+
+import qat
+from qat.deploy.runtime import predict
+from qat.report.html import write_report
+from qat.report.result import identity, write_result
+from qat.train.data import ImageData, build_data
+from qat.train.evaluate import accuracy, confusion, network_confusion
+from qat.train.float_model import float_network
+from qat.train.memory import peak_memory_mb
+from qat.train.metrics_file import read_metrics
+from qat.train.module import Classifier
+from qat.train.qat_training import best_or_last, qat_trainer, schedule_callbacks
+from qat.train.resume import checkpoint_to_resume
+from qat.train.schedule import total_steps, validate_schedule
+from qat.train.trainer import evaluation_device, fit
+
+log = logging.getLogger(__name__)
+
+
+def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+    """Run a job and fill its folder: checkpoints/, metrics.csv, TensorBoard events, model.onnx, result.json, report.html.
+
+    Args:
+        config: plain dict of a resolved recipe. `resume`, when set, is the folder of an interrupted run of the same recipe.
+        run_dir: existing folder of this run.
+
+    Returns:
+        The content of result.json; {} on ranks other than 0 of a run of several processes.
+
+    Raises:
+        ConfigError: bad input, before any training.
+        KeyboardInterrupt: stopped by the user; checkpoints/ has what a resume needs.
+    """
+    run_dir, seconds = Path(run_dir), dict[str, float]()
+    device = evaluation_device(config["trainer"])
+
+    with timed(seconds, "setup"):
+        data = build_data(config["data"], config["seed"])
+        batches = len(data.train_dataloader())
+        validate_schedule(config, total_steps(batches, config["trainer"]))
+        last = checkpoint_to_resume(config, run_dir)
+        Classifier(module_config(config, data))  # a network that cannot be prepared is refused here, not after the float training
+
+    def test_accuracy(network: nn.Module) -> float:
+        return accuracy(network_confusion(network, data.test_dataloader(), data.num_classes, device))
+
+    with timed(seconds, "float"):
+        seed_everything(config["seed"], workers=True, verbose=False)
+        network = float_network(config, data, run_dir)
+        found = {"float": test_accuracy(network)}
+        float_val = accuracy(network_confusion(network, data.val_dataloader(), data.num_classes, device))
+        log.info("float: test accuracy %.4f, validation %.4f", found["float"], float_val)
+
+    with timed(seconds, "ptq"):
+        # seeded again: the numbers below do not depend on whether the float network was trained here or found
+        seed_everything(config["seed"], workers=True, verbose=False)
+        module = Classifier(module_config(config, data), network.cpu())
+        log.info("%s", module.network.fold_report)
+        qat.calibrate(module.network, data.calibration_batches(config["quant"]["calibration_batches"]))
+        found["ptq"] = test_accuracy(module.network)
+        log.info("post-training quantization: test accuracy %.4f", found["ptq"])
+
+    with timed(seconds, "qat"):
+        schedule = schedule_callbacks(config)
+        trainer = qat_trainer(config, run_dir, schedule, float_val, batches, last)
+        fit(trainer, module.cpu(), data, last)
+        if not trainer.is_global_zero:
+            return {}
+
+    with timed(seconds, "fake_quant"):
+        chosen = best_or_last(trainer, run_dir)
+        module = Classifier.load_from_checkpoint(chosen, map_location="cpu", weights_only=True)
+        if config["fold"]["reestimate_before_eval"]:
+            qat.reestimate_bn(module.network, data.calibration_batches(config["fold"]["reestimate_before_eval"]))
+        found["fake_quant"] = test_accuracy(module.network)
+        log.info("quantization-aware training: test accuracy %.4f (%s)", found["fake_quant"], chosen.name)
+
+    with timed(seconds, "export"):
+        onnx = run_dir / "model.onnx"
+        converted = qat.convert(module.network.cpu().eval())
+        qat.export_onnx(converted, (torch.zeros(1, *data.input_shape),), onnx, target=config["target"]["name"])
+        parity = qat.verify(converted, onnx, [images[:32] for images, _ in islice(data.test_dataloader(), 2)])
+
+    with timed(seconds, "integer"):
+        counts = confusion(onnx_answers(onnx, data), data.num_classes)
+        found["integer"] = accuracy(counts)
+        log.info("onnxruntime: test accuracy %.4f, largest difference %s LSB", found["integer"], parity.max_lsb)
+
+    result = {
+        "status": "ok",
+        **identity(config),
+        "accuracy": found,
+        "parity": {"identical": float(parity.identical), "max_lsb": int(parity.max_lsb)},
+        "freeze_step": schedule["freeze_bn"].frozen_at,
+        "steps": trainer.global_step,
+        "seconds": {name: round(value, 2) for name, value in seconds.items()},
+        "peak_memory_mb": peak_memory_mb(),
+    }
+    write_result(run_dir, result)
+    write_report(run_dir, result, read_metrics(run_dir / "metrics.csv"), module.network, parity, counts, data.class_names)
+    return result
+
+
+@contextmanager
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Wall time of a phase, in seconds, under `name`."""
+    begin = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - begin
+
+
+def module_config(config: dict[str, Any], data: ImageData) -> dict[str, Any]:
+    """What a checkpoint has to hold to rebuild the trained module."""
+    return {
+        "model": config["model"],
+        "num_classes": data.num_classes,
+        "input_shape": list(data.input_shape),
+        "optim": config["optim"],
+        "quant": config["quant"],
+        "fold": config["fold"],
+    }
+
+
+def onnx_answers(path: Path, data: ImageData) -> Iterator[tuple[Tensor, Tensor]]:
+    """(logits, labels) of the whole test split, as onnxruntime computes them."""
+    for_images, for_labels = tee(data.test_dataloader())
+    answers = predict(path, (images for images, _ in for_images))
+    return ((torch.as_tensor(logits), labels) for logits, (_, labels) in zip(answers, for_labels))
