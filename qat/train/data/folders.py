@@ -44,7 +44,9 @@ class FilePictures:
             with Image.open(path) as file:
                 picture = transform.pil_to_tensor(file.convert("RGB"))
         except (OSError, UnidentifiedImageError) as error:
-            raise ConfigError(path, f"a picture that cannot be read ({error})", "a readable picture", "Remove or replace the file.") from error
+            raise ConfigError(
+                path, f"a picture that cannot be read ({error})", "a readable picture", "Remove or replace the file."
+            ) from error
         if augment is None or not getattr(augment, "any_size", False):
             picture = evaluated(picture, self.size)
         return augment(picture) if augment else picture
@@ -79,7 +81,9 @@ def read_split(folder: Path, classes: list[str], size: int) -> FilePictures:
     found = class_folders(folder)
     if found != classes:
         missing, extra = sorted(set(classes) - set(found)), sorted(set(found) - set(classes))
-        text = f"{len(found)} classes in {folder}" + (f", without {missing[:5]}" if missing else "") + (f", with {extra[:5]}" if extra else "")
+        text = (
+            f"{len(found)} classes in {folder}" + (f", without {missing[:5]}" if missing else "") + (f", with {extra[:5]}" if extra else "")
+        )
         raise ConfigError("data.root", text, f"the {len(classes)} classes of train/", "Make the class folders of all splits the same.")
     paths: list[bytes] = []
     labels: list[int] = []
@@ -87,9 +91,13 @@ def read_split(folder: Path, classes: list[str], size: int) -> FilePictures:
         try:
             files = sorted(entry.name for entry in os.scandir(folder / name) if entry.name.lower().endswith(SUFFIXES))
         except OSError as error:
-            raise ConfigError(str(folder / name), f"a folder that cannot be read ({error.strerror})", "pictures", "Check its rights.") from error
+            raise ConfigError(
+                str(folder / name), f"a folder that cannot be read ({error.strerror})", "pictures", "Check its rights."
+            ) from error
         if not files:
-            raise ConfigError(str(folder / name), "no pictures", f"files ending in {' '.join(SUFFIXES)}", "Add pictures or remove the folder.")
+            raise ConfigError(
+                str(folder / name), "no pictures", f"files ending in {' '.join(SUFFIXES)}", "Add pictures or remove the folder."
+            )
         paths += [os.fsencode(folder / name / file) for file in files]
         labels += [label] * len(files)
     return FilePictures(paths, labels, size)

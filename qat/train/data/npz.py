@@ -28,7 +28,9 @@ def _arrays(root: str | None) -> dict[str, np.ndarray]:
     except ConfigError:
         raise
     except (OSError, EOFError, ValueError, AttributeError, BadZipFile) as error:  # numpy's answers to other kinds of file
-        raise ConfigError(root, f"a file numpy cannot read ({error})", expected, "Write it with numpy.savez, without object arrays.") from error
+        raise ConfigError(
+            root, f"a file numpy cannot read ({error})", expected, "Write it with numpy.savez, without object arrays."
+        ) from error
 
 
 def _pictures(root: str, split: str, images: np.ndarray, labels: np.ndarray, size: int | None) -> ArrayPictures:
@@ -61,7 +63,7 @@ class Npz(ImageData):
             split: _pictures(root, split, arrays[f"{split}_images"], arrays[f"{split}_labels"], self.options["image_size"])
             for split in ("train", "val", "test")
         }
-        shapes = {split: tuple(part.images.shape[1:]) for split, part in parts.items()}
+        shapes = {split: (part.images.shape[1], part.images.shape[2], part.images.shape[3]) for split, part in parts.items()}
         if len(set(shapes.values())) > 1:
             raise ConfigError(root, f"pictures of shapes {shapes}", "one shape (C, H, W)", "Convert them, or set data.image_size.")
         classes = class_count(root, parts["train"].labels, val=parts["val"].labels, test=parts["test"].labels)

@@ -24,7 +24,9 @@ def stratified(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tens
     for label in labels.unique().tolist():
         members = (labels == label).nonzero().flatten()
         if len(members) < 2:
-            raise ConfigError("data", f"1 training picture of class {label}", "2 or more, to hold one out", "Add pictures or drop the class.")
+            raise ConfigError(
+                "data", f"1 training picture of class {label}", "2 or more, to hold one out", "Add pictures or drop the class."
+            )
         count = min(max(1, round(fraction * len(members))), len(members) - 1)
         held[members[torch.randperm(len(members), generator=generator)[:count]]] = True
     return (~held).nonzero().flatten(), held.nonzero().flatten()

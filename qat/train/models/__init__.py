@@ -1,28 +1,38 @@
-"""The float network of a recipe: built by name, adapted to small pictures, filled from a local checkpoint."""
+"""Models: a name from a recipe -> a float network, with its weights."""
 
 from typing import Any
 
 from torch import nn
 
+from qat.errors import ConfigError
 from qat.train.choose import check_name
 from qat.train.models.checkpoint import load_checkpoint
-from qat.train.models.small_input import adapt_to_small_input
+from qat.train.models.small_input import adapt
 from qat.train.models.sources import SOURCES
 
 
 def build_model(model: dict[str, Any], num_classes: int, in_channels: int) -> nn.Module:
-    """Args:
-        model: `source`, `name`, `options`, `small_input`, `checkpoint` of a recipe.
+    """The float network of a recipe.
+
+    Args:
+        model: `source` and `name`; if wanted `options` (keyword arguments of the network), `small_input`, `checkpoint`.
+        num_classes: rows of the classifier.
+        in_channels: channels of a picture.
 
     Raises:
-        ConfigError: unknown source or name, options the model does not take, a checkpoint that does not fit.
+        ConfigError: unknown source, name or option, a network that cannot be adapted, a checkpoint that does not fit.
     """
-    source = SOURCES[check_name("model.source", model["source"], SOURCES)]
-    network = source(model["name"], num_classes, in_channels, dict(model.get("options") or {}))
+    source, name, options = model.get("source", "qat"), model["name"], model.get("options") or {}
+    build = SOURCES[check_name("model.source", source, SOURCES)]
+    try:
+        network = build(name, num_classes, in_channels, dict(options))
+    except TypeError as error:
+        found = f"{options or 'no options'} ({error})"
+        raise ConfigError("model.options", found, f"options that {name} takes", "Remove or correct the option.") from error
     if model.get("small_input"):
-        adapt_to_small_input(network, model["name"])
+        adapt(network, name)
     if model.get("checkpoint"):
-        load_checkpoint(network, model["checkpoint"])
+        load_checkpoint(network, model["checkpoint"], num_classes)
     return network
 
 

@@ -1,53 +1,84 @@
-"""Local weights into a network: safetensors, or a torch file loaded without executing code."""
+"""Load a local checkpoint of floats into a network, or say key by key why it does not fit."""
 
 import pickle
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from qat.errors import ConfigError
 
-_PREFIXES = ("module.", "network.", "model.")
-_SHOWN = 3
+_WRAPPERS = ("module.", "network.", "_orig_mod.")  # DistributedDataParallel, this project's LightningModule, torch.compile
+_SHOWN = 5
 
 
-def load_checkpoint(network: nn.Module, path: str | Path) -> None:
-    """Fill `network`; every key must be there and fit.
+def _read(path: Path) -> Any:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError, SafetensorError) as error:
+        found = f"a file that cannot be read as tensors ({str(error).splitlines()[0]})"
+        todo = "Save `model.state_dict()` alone; pickled objects are not loaded."
+        raise ConfigError(str(path), found, ".safetensors, or .pth of plain tensors", todo) from error
+
+
+def _tensors(path: Path, own: Collection[str]) -> dict[str, Tensor]:
+    """The tensors of a checkpoint: at its top or under `state_dict` or `model`.
+
+    Prefixes of wrappers go, unless the names are those of the network as they stand.
+    """
+    state = _read(path)
+    for key in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ConfigError(
+            str(path), "no state_dict of tensors", "tensors at the top or under 'state_dict' or 'model'", "Save a state_dict."
+        )
+    while not any(key in own for key in state) and any(all(key.startswith(prefix) for key in state) for prefix in _WRAPPERS):
+        state = {key.partition(".")[2]: value for key, value in state.items()}
+    return state
+
+
+def _first(keys: list[str]) -> str:
+    return ", ".join(keys[:_SHOWN]) + (f", ... ({len(keys)} in all)" if len(keys) > _SHOWN else "")
+
+
+def _mismatch(own: dict[str, Tensor], state: dict[str, Tensor], num_classes: int) -> tuple[str, str]:
+    """(what does not fit, next step); an empty first part when all fits."""
+    missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
+    unexpected = [key for key in state if key not in own]
+    wrong = [key for key in own if key in state and own[key].shape != state[key].shape]
+    # the head is what has one row a class and differs in nothing else
+    head = [k for k in wrong if len(own[k]) == num_classes and own[k].shape[1:] == state[k].shape[1:]]
+    if wrong and head == wrong and not missing and not unexpected:
+        layer = head[0].rpartition(".")[0]
+        found = f"a head '{layer}' of {len(state[head[0]])} classes for data of {num_classes}"
+        return found, "Take weights trained on these classes: the head is not replaced silently."
+    shapes = [f"{key} {tuple(state[key].shape)} instead of {tuple(own[key].shape)}" for key in wrong]
+    lists = {"missing": missing, "unexpected": unexpected, "wrong shape": shapes}
+    return "; ".join(f"{len(keys)} {what}: {_first(keys)}" for what, keys in lists.items() if keys), (
+        "Check model.name and model.options (width, small_input, ...) against the network that was saved."
+    )
+
+
+def load_checkpoint(network: nn.Module, path: str, num_classes: int) -> None:
+    """Load .safetensors or .pth into the network; every tensor must fit. BN's batch counters may be absent.
 
     Raises:
-        ConfigError: missing or unreadable file; missing, unexpected or wrong-shape keys (counts, and the first few).
+        ConfigError: no such file, not a file of tensors, or other tensors than the network's.
     """
-    state, wanted = read_state(Path(path)), network.state_dict()
-    missing = [k for k in wanted if k not in state and not k.endswith("num_batches_tracked")]
-    unexpected = [k for k in state if k not in wanted]
-    shapes = [f"{k} {tuple(state[k].shape)} for {tuple(v.shape)}" for k, v in wanted.items() if k in state and state[k].shape != v.shape]
-    faults = [_few(title, keys) for title, keys in (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes)) if keys]
-    if faults:
-        todo = "Check model.name, model.options (width, ...) and the number of classes of the data."
-        raise ConfigError(f"model.checkpoint={path}", "; ".join(faults), "the keys and shapes of the model", todo)
-    network.load_state_dict(state, strict=False)
-
-
-def read_state(path: Path) -> dict[str, Tensor]:
-    """Tensors by name; wrappers ('state_dict', 'model') and prefixes of trainers removed."""
-    if not path.is_file():
-        raise ConfigError(f"model.checkpoint={path}", "no such file", "a local .safetensors or .pth file", "Check the path.")
-    try:
-        content: Any = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        todo = "Save the state_dict alone: torch.save(model.state_dict(), path)."
-        raise ConfigError(f"model.checkpoint={path}", f"a file that cannot be read ({error})", "tensors by name", todo) from error
-    for key in ("state_dict", "model"):
-        content = content[key] if isinstance(content.get(key), dict) else content
-    for prefix in _PREFIXES:
-        if content and all(k.startswith(prefix) for k in content):
-            content = {k.removeprefix(prefix): v for k, v in content.items()}
-    return content
-
-
-def _few(title: str, keys: list[str]) -> str:
-    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-    return f"{len(keys)} {title} ({', '.join(keys[:_SHOWN])}{more})"
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ConfigError("model.checkpoint", f"no file at '{path}'", "a local .safetensors or .pth file", "Check the path.")
+    own = network.state_dict()
+    state = _tensors(file, own)
+    found, todo = _mismatch(own, state, num_classes)
+    if found:
+        raise ConfigError(f"model.checkpoint={path}", found, f"the {len(own)} tensors of the network", todo)
+    network.load_state_dict(own | state)

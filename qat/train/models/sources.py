@@ -1,81 +1,67 @@
-"""Where a model's name is looked up: this project's narrow families, timm, torchvision, the user's own code."""
+"""Where a model comes from: own networks, timm, torchvision, or a function of the user's."""
 
+import importlib
+import inspect
+import os
+import sys
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import timm
 import torchvision
-from timm.models import efficientnet, resnet
 from torch import nn
 
 from qat.errors import ConfigError
 from qat.train.choose import check_name
+from qat.train.models.narrow import NETWORKS
 
 Options = dict[str, Any]
 
 
-def _mobilenetv1(num_classes: int, in_channels: int, options: Options) -> nn.Module:
-    width = options.pop("width", 1.0)
-    return efficientnet._gen_mobilenet_v1("mobilenetv1_100", width, num_classes=num_classes, in_chans=in_channels, **options)
-
-
-def _mobilenetv2(num_classes: int, in_channels: int, options: Options) -> nn.Module:
-    width = options.pop("width", 1.0)
-    return efficientnet._gen_mobilenet_v2("mobilenetv2_100", width, num_classes=num_classes, in_chans=in_channels, **options)
-
-
-def _resnet18(num_classes: int, in_channels: int, options: Options) -> nn.Module:
-    width = options.pop("width", 1.0)
-    channels = tuple(int(c * width) for c in (64, 128, 256, 512))
-    return resnet.ResNet(
-        resnet.BasicBlock, (2, 2, 2, 2), num_classes, in_channels, stem_width=channels[0], channels=channels, **options
-    )
-
-
-FAMILIES: dict[str, Callable[[int, int, Options], nn.Module]] = {
-    "mobilenetv1": _mobilenetv1,
-    "mobilenetv2": _mobilenetv2,
-    "resnet18": _resnet18,
-}
-
-
-def _qat(name: str, num_classes: int, in_channels: int, options: Options) -> nn.Module:
-    family = FAMILIES[check_name("model.name", name, FAMILIES)]
-    return _built(name, options, lambda: family(num_classes, in_channels, dict(options)))
+def _own(name: str, num_classes: int, in_channels: int, options: Options) -> nn.Module:
+    return NETWORKS[check_name("model.name", name, NETWORKS)](num_classes=num_classes, in_chans=in_channels, **options)
 
 
 def _timm(name: str, num_classes: int, in_channels: int, options: Options) -> nn.Module:
-    check_name("model.name", name, timm.list_models())
-    return _built(name, options, lambda: timm.create_model(name, pretrained=False, num_classes=num_classes, in_chans=in_channels, **options))
+    known = timm.list_models()
+    architecture, _, _ = str(name).partition(".")  # "resnet18.a1_in1k" names weights too, which are not downloaded
+    check_name("model.name", architecture, known)
+    return timm.create_model(architecture, pretrained=False, num_classes=num_classes, in_chans=in_channels, **options)
 
 
 def _torchvision(name: str, num_classes: int, in_channels: int, options: Options) -> nn.Module:
     check_name("model.name", name, torchvision.models.list_models(module=torchvision.models))
     if in_channels != 3:
-        raise ConfigError("model.source", f"torchvision with {in_channels} input channels", "3", "Take the model from timm.")
-    return _built(name, options, lambda: torchvision.models.get_model(name, weights=None, num_classes=num_classes, **options))
+        todo = "Use model.source=timm or qat for pictures of another number."
+        raise ConfigError("model.source=torchvision", f"pictures of {in_channels} channels", "3 channels", todo)
+    return torchvision.models.get_model(name, weights=None, num_classes=num_classes, **options)
 
 
 def _python(name: str, num_classes: int, in_channels: int, options: Options) -> nn.Module:
-    module, _, function = name.partition(":")
+    """`name` is "package.module:function"; the working directory is searched too, as it is by `python -m`."""
+    module_name, colon, attribute = str(name).partition(":")
+    if not (module_name and colon and attribute):
+        raise ConfigError("model.name", repr(name), "package.module:function", "For example model.name=mynets.small:build.")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
-        build = getattr(import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        todo = "Name a function that can be imported from the working directory or an installed package."
-        raise ConfigError("model.name", f"'{name}' ({error})", "package.module:function", todo) from error
-    return _built(name, options, lambda: build(num_classes=num_classes, in_chans=in_channels, **options))
-
-
-def _built(name: str, options: Options, build: Callable[[], nn.Module]) -> nn.Module:
-    try:
-        return build()
-    except TypeError as error:
-        raise ConfigError("model.options", f"{options} ({error})", f"options that {name} takes", "Correct or drop the option.") from error
+        function: Any = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        todo = "Run from the folder that holds the package, or install it."
+        raise ConfigError("model.name", f"{name!r}, which cannot be imported ({error})", "package.module:function", todo) from error
+    if not callable(function):
+        raise ConfigError("model.name", f"{name!r}, a {type(function).__name__}", "a function that returns a torch module", "Name it.")
+    accepted = inspect.signature(function).parameters
+    any_keyword = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    sizes = {"num_classes": num_classes, "in_chans": in_channels}
+    network = function(**{key: value for key, value in sizes.items() if key in accepted or any_keyword}, **options)
+    if not isinstance(network, nn.Module):
+        raise ConfigError("model.name", f"{name!r} returning {type(network).__name__}", "a torch module", "Return the network.")
+    return network
 
 
 SOURCES: dict[str, Callable[[str, int, int, Options], nn.Module]] = {
-    "qat": _qat,
+    "qat": _own,
     "timm": _timm,
     "torchvision": _torchvision,
     "python": _python,
