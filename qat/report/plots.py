@@ -3,6 +3,7 @@
 import io
 import re
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -12,7 +13,9 @@ INK, FLOAT, ROUNDED = "#222222", "#7a869a", "#2b6cb0"
 def to_svg(figure: Figure) -> str:
     """The <svg> element alone: without the XML header, dates and fixed size, so that it scales with the page."""
     text = io.StringIO()
-    figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    # text stays text: smaller, and it can be selected and searched
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :]
     return re.sub(r'(<svg[^>]*?) (?:height|width)="[^"]*"([^>]*?) (?:height|width)="[^"]*"', r"\1\2", svg, count=1)

@@ -63,19 +63,18 @@ class Classifier(LightningModule):
     def forward(self, images: Tensor) -> Tensor:
         return self.network(images)
 
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Look at the labels of the first batch while they are on the CPU: on a GPU a wrong one is an assertion without a place."""
+    def _check_labels(self, labels: Tensor) -> None:
+        """Look at the labels of the first batch, once: on a GPU a wrong one is an assertion without a place."""
         if not self._labels_checked:
-            labels, classes = batch[1], self.config["num_classes"]
-            low, high = int(labels.min()), int(labels.max())
+            low, high, classes = int(labels.min()), int(labels.max()), self.config["num_classes"]
             if low < 0 or high >= classes:
                 todo = "Number the classes from 0, or set the number of classes."
                 raise QATError("labels", f"labels from {low} to {high}", f"labels from 0 to {classes - 1}", todo)
             self._labels_checked = True
-        return batch
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, labels = batch
+        self._check_labels(labels)
         loss = cross_entropy(self.network(images), labels, label_smoothing=self.config["optim"].get("label_smoothing", 0.0))
         self.log("train_loss", loss, on_step=True, on_epoch=True, batch_size=len(labels))
         return loss

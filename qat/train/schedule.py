@@ -53,7 +53,7 @@ def steps_in(trainer: Trainer) -> int:
     `Trainer.estimated_stepping_batches` would build the training loader before the checkpoint's loader state is known, which
     loses the position in the epoch on resume; here the length comes from a second loader that is never iterated.
     """
-    source = trainer.datamodule if getattr(trainer, "datamodule", None) is not None else None
+    source = getattr(trainer, "datamodule", None)
     if source is None:
         return int(trainer.estimated_stepping_batches)
     batches = limited(len(source.train_dataloader()), trainer.limit_train_batches)

@@ -3,12 +3,14 @@
 import logging
 import signal
 import threading
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+from pytorch_lightning.callbacks import Checkpoint, ProgressBar
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import disable_possible_user_warnings
 
@@ -21,9 +23,7 @@ def build_trainer(trainer: dict[str, Any], callbacks: Sequence[Callback], logger
     folder: default root of whatever Lightning writes.
     batches: training batches in an epoch; logging is at least once an epoch.
     """
-    # advice about loader workers and logging intervals; what it proposes are recipe values here
-    disable_possible_user_warnings()
-    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    _quiet()
     limit = trainer.get("limit_train_batches")
     arguments: dict[str, Any] = {
         "max_epochs": trainer["max_epochs"],
@@ -36,13 +36,24 @@ def build_trainer(trainer: dict[str, Any], callbacks: Sequence[Callback], logger
         "log_every_n_steps": max(1, min(trainer.get("log_every_n_steps", 10), limited(batches, limit))),
         "num_sanity_val_steps": 0,
         "enable_model_summary": False,
-        "enable_progress_bar": any("ProgressBar" in type(callback).__name__ for callback in callbacks),
+        "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks),
+        "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
         "use_distributed_sampler": False,  # the data's samplers shard by themselves
         "default_root_dir": str(folder),
         "logger": list(loggers) or False,
         "callbacks": list(callbacks),
     }
     return Trainer(**(arguments | (trainer.get("options") or {})))
+
+
+def _quiet() -> None:
+    """Switch off what Lightning says about itself. Warnings about the run stay."""
+    # advice about loader workers and logging intervals; what it proposes are recipe values here
+    disable_possible_user_warnings()
+    # tips and what hardware was found
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    # Lightning's use of torch, once for every loader
+    warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated", category=FutureWarning)
 
 
 def fit(trainer: Trainer, module: LightningModule, data: LightningDataModule, checkpoint: Path | None = None) -> None:

@@ -18,7 +18,7 @@ CONFIG = {
     "recipe": "tiny",
     "seed": 0,
     "resume": None,
-    "model": {"source": "python", "name": "tiny_networks:tiny", "checkpoint": None, "small_input": True, "options": {}},
+    "model": {"source": "python", "name": "tiny_networks:tiny", "checkpoint": None, "small_input": False, "options": {}},
     "data": {
         "name": "npz",
         "image_size": None,

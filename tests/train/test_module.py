@@ -4,16 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from pytorch_lightning import Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 import qat
 from qat.errors import QATError
+from qat.train.callbacks import RunCheckpoint
 from qat.train.data import build_data
 from qat.train.job import module_config
 from qat.train.module import Classifier, qat_config
 from qat.train.trainer import build_trainer, fit
-from qat.train.callbacks import RunCheckpoint
 
 
 def plain(value):
@@ -77,7 +76,7 @@ def test_a_checkpoint_holds_plain_containers_and_loads_in_a_new_process(config, 
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     mine = again.eval()(torch.linspace(-1, 1, 64).view(1, 1, 8, 8))
     torch.testing.assert_close(torch.tensor(eval(done.stdout)), mine, rtol=0, atol=1e-6)
-    other = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+    other = build_trainer(config["trainer"], [RunCheckpoint(tmp_path)], [], tmp_path, 6)
     (fresh,) = other.test(Classifier(module_config(config, data)), datamodule=data, ckpt_path=str(tmp_path / "best.ckpt"), verbose=False)
     assert fresh == test
 

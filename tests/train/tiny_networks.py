@@ -3,9 +3,9 @@
 from torch import nn
 
 
-def tiny(num_classes: int, in_channels: int, dropout: float = 0.0) -> nn.Module:
+def tiny(num_classes: int, in_chans: int, dropout: float = 0.0) -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(in_channels, 6, 3, padding=1, bias=False),
+        nn.Conv2d(in_chans, 6, 3, padding=1, bias=False),
         nn.BatchNorm2d(6),
         nn.ReLU(),
         nn.Conv2d(6, 8, 3, stride=2, padding=1),
@@ -21,13 +21,13 @@ def tiny(num_classes: int, in_channels: int, dropout: float = 0.0) -> nn.Module:
 class Branching(nn.Module):
     """Its forward depends on values, so it cannot be captured."""
 
-    def __init__(self, num_classes: int, in_channels: int):
+    def __init__(self, num_classes: int, in_chans: int):
         super().__init__()
-        self.body = tiny(num_classes, in_channels)
+        self.body = tiny(num_classes, in_chans)
 
     def forward(self, x):
         return self.body(x) if x.sum() > 0 else self.body(-x)
 
 
-def branching(num_classes: int, in_channels: int) -> nn.Module:
-    return Branching(num_classes, in_channels)
+def branching(num_classes: int, in_chans: int) -> nn.Module:
+    return Branching(num_classes, in_chans)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from qat.fold import FoldedConvBN
+from qat.graph.left_norm import LeftBatchNorm
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,14 @@ class LayerDrift:
 
 
 def freezable(network: nn.Module) -> dict[str, FoldedConvBN]:
-    """Layers whose BN is still alive, by qualified name."""
+    """Folded layers whose BN is still alive, by qualified name."""
     return {name: m for name, m in network.named_modules() if isinstance(m, FoldedConvBN) and m.keeps_bn and not m.frozen}
+
+
+def live_norms(network: nn.Module) -> int:
+    """Number of BatchNorms whose statistics still move, folded or left in place."""
+    left = sum(isinstance(m, LeftBatchNorm) and not m.frozen for m in network.modules())
+    return len(freezable(network)) + left
 
 
 def _pairs(network: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 import qat
 from qat.errors import QATError
 from qat.train.callbacks.auto_freeze import AutoFreeze
-from qat.train.callbacks.drift import freezable, largest_drift, layer_drifts
+from qat.train.callbacks.drift import largest_drift, layer_drifts, live_norms
 from qat.train.callbacks.quant_delay import QuantDelay
 from qat.train.optim import scale_learning_rate
 from qat.train.schedule import resolve, steps_in
@@ -76,7 +76,7 @@ class FreezeBN(Callback):
         total = steps_in(trainer)
         if self.done:
             return
-        if not freezable(pl_module.network):
+        if not live_norms(pl_module.network):
             log.info("no live BN to freeze")
             self.done = True
         elif self.at == "auto":
@@ -106,9 +106,8 @@ class FreezeBN(Callback):
         if self.reestimate:
             with torch.random.fork_rng(devices=[]):
                 qat.reestimate_bn(network, training_batches(trainer, pl_module.device, self.reestimate))
-            network.train()
         drifts = layer_drifts(network)
-        count = len(freezable(network))
+        count = live_norms(network)
         qat.freeze_bn(network)
         for optimizer in trainer.optimizers:
             scale_learning_rate(optimizer, self.lr_factor)

@@ -1,4 +1,4 @@
-"""Fix the quantization ranges late in training, so that the last steps fit the weights to the grid they will ship with."""
+"""Fix the activation ranges late in training, so that the last steps fit the weights to the grids they will ship with."""
 
 import logging
 from typing import Any
@@ -12,7 +12,9 @@ log = logging.getLogger(__name__)
 
 
 class FreezeRanges(Callback):
-    """Call `qat.freeze_ranges` after optimizer step `at`. The frozen state lives in the quantizers and their checkpoints.
+    """Freeze the ranges of activations after optimizer step `at`. The frozen state lives in the quantizers and their checkpoints.
+
+    Ranges of weights go on following the weights: a frozen one would clip those that still grow.
 
     Args:
         at: optimizer step (int) or share of the run (float in (0, 1)); None: never.
@@ -38,6 +40,6 @@ class FreezeRanges(Callback):
 
     def _freeze_when_due(self, trainer: Any, pl_module: Any) -> None:
         if not self.done and self._step is not None and trainer.global_step >= self._step:
-            qat.freeze_ranges(pl_module.network)
+            qat.freeze_ranges(pl_module.network, weights=False)
             self.done = True
-            log.info("step %d: ranges frozen", trainer.global_step)
+            log.info("step %d: activation ranges frozen", trainer.global_step)

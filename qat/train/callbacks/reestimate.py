@@ -30,7 +30,6 @@ class Reestimate(Callback):
         self._state = {key: value.clone() if torch.is_tensor(value) else value for key, value in network.state_dict().items()}
         with torch.random.fork_rng(devices=[]):
             qat.reestimate_bn(network, training_batches(trainer, pl_module.device, self.batches))
-        network.eval()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if self._state is not None:

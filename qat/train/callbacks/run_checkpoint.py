@@ -45,6 +45,7 @@ class RunCheckpoint(Checkpoint):
         self.best_model_path = ""
         self.best_score: float | None = None
         self.best_step: int | None = None
+        self._saved_to_stop = False
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_score": self.best_score, "best_step": self.best_step}
@@ -59,6 +60,11 @@ class RunCheckpoint(Checkpoint):
         between_steps = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if self._stopping() and between_steps and not trainer.is_last_batch:
             self._save_last(trainer)
+            self._saved_to_stop = True
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        # not right after saving: the loggers have yet to take in the step that was saved
+        if self._saved_to_stop:
             raise KeyboardInterrupt
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
