@@ -1,0 +1,53 @@
+"""single_pass: one convolution with the quantized weights, then BatchNorm in batch mode on its output.
+
+Source: [MQ] arXiv 2111.03759, strategy 4; the default conv-BN of PyTorch's eager QAT.
+Integer graph simulated: conv(x, Q(gamma W / sigma)) + beta - gamma mu / sigma.
+
+    s = gamma / sigma        What_k = Q(s W)_k / s_k where s_k != 0, W_k where s_k = 0
+    u = conv(x, What)        y = gamma (u - mu_u) / sigma_u + beta
+
+W, b: weight and bias of the layer. mu, sigma: running mean and sqrt(var + eps) before this batch's update; what updates them is mu_u and
+var_u, the statistics of the **quantized** layer, so that one convolution is enough. With few bits they differ from the float layer's.
+Dividing the weights is dividing the output by s, and costs less. A channel with gamma = 0 gives beta whatever its weights are; with its
+float weights gamma has the gradient that it has in the float model."""
+
+import torch
+from torch import Tensor
+
+from qat.fold.arithmetic import at_least_float32, native, out_first, per_row
+from qat.fold.base import FoldedConvBN
+from qat.fold.batch_norm import normalise
+from qat.fold.convolution import convolve
+from qat.fold.statistics import Count, batch_statistics
+
+
+def rescaled(weight: Tensor, quantized: Tensor, s: Tensor) -> Tensor:
+    """What from W and Q(s W), both out-first; s (C_out).
+
+    A subnormal s counts as 0: its reciprocal is infinite.
+    """
+    dead = s.abs() < torch.finfo(s.dtype).tiny
+    # The unused branch of `where` must not divide by 0 either: its gradient would be 0 * inf.
+    safe = torch.where(dead, 1.0, s)
+    return torch.where(per_row(dead, weight), weight, quantized / per_row(safe, weight))
+
+
+class SinglePass(FoldedConvBN):
+    strategy = "single_pass"
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Count]:
+        """Of the quantized layer, as the training forward takes them."""
+        return batch_statistics(self._unnormalised(x), name=self.name, group=self._group)
+
+    def training_forward(self, x: Tensor) -> Tensor:
+        y, mean, var, count = normalise(self._unnormalised(x), self.gamma, self.beta, self.bn.eps, self.name, self._group)
+        self.record(mean, var, count)
+        return self.activation(y)
+
+    def _unnormalised(self, x: Tensor) -> Tensor:
+        if self.weight_quantizer is None:
+            return convolve(self.conv, x, self.conv.weight, self.conv.bias)
+        weight = at_least_float32(out_first(self.conv.weight, self.conv))
+        s = at_least_float32(self.gamma) / self.sigma
+        what = rescaled(weight, self._quantize(self.weight_to_quantize()), s)
+        return convolve(self.conv, x, native(what, self.conv), self.conv.bias)
