@@ -9,7 +9,6 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -36,8 +35,8 @@ class Composer:
         self._hydra = initialize_config_dir(str(self.configs), version_base="1.3")
         self._hydra.__enter__()
         self.loader = GlobalHydra.instance().config_loader()
-        names = [name for name in self.loader.get_group_options("", ObjectType.GROUP) if name != "hydra"]
-        self.options = {name: self.loader.get_group_options(name, ObjectType.CONFIG) for name in names}
+        folders = [folder for folder in self.configs.iterdir() if folder.is_dir()]
+        self.options = {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in folders}
         self.options["recipe"] = sorted(runnable(self.recipes))
         return self
 
@@ -115,7 +114,7 @@ class Composer:
         if not sweep:
             for override in overrides:
                 if override.is_sweep_override():
-                    todo = f"Add -m to run them all, or write {override.key_or_group}=[A,B] for a list."
+                    todo = "Add -m to run them all" + ("." if override.key_or_group in self.options else ", or write [A,B] for a list.")
                     raise ConfigError(override.key_or_group, "several values", "one", todo)
             return [words]
         choices = [
@@ -151,7 +150,7 @@ def check_key(key: str, groups: list[str], problems: Problems, prefix: str = "")
 def leaves(content: Any, path: str = "") -> list[str]:
     """Dotted keys of the values of a nested mapping."""
     if not isinstance(content, dict) or not content:
-        return [path]
+        return [path] if path else []
     return [leaf for key, value in content.items() for leaf in leaves(value, f"{path}.{key}".lstrip("."))]
 
 
@@ -164,4 +163,3 @@ def opened(override: Override) -> str:
         if is_open(node):
             return text if text[0] in "+~" else f"++{text}"
     return text
-

@@ -54,7 +54,9 @@ def resumed(words: list[str], composer: Composer) -> dict[str, Any]:
     changed = ["recipe"] if asked != config["recipe"] else []
     if rest and not changed:
         plain, wanted = composer.compose([f"recipe={asked}"]), composer.compose([f"recipe={asked}", *rest])
-        keys = {key for key in leaves(wanted) if _value(plain, key) != _value(wanted, key)} | {key for key in given if key not in composer.options}
+        keys = {key for key in leaves(wanted) if _value(plain, key) != _value(wanted, key)} | {
+            key for key in given if key not in composer.options
+        }
         changed = sorted(key for key in keys if _value(wanted, key) != _value(config, key))
     if changed:
         todo = f"Drop them (`resume={folder}` is enough), or start a run of its own."

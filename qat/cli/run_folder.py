@@ -26,7 +26,9 @@ def new_run_folder(config: dict[str, Any], env: dict[str, Any]) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError("run_root", f"{config['run_root']!r} ({error})", "a folder that can be written to", "Set run_root=FOLDER.") from error
+        raise ConfigError(
+            "run_root", f"{config['run_root']!r} ({error})", "a folder that can be written to", "Set run_root=FOLDER."
+        ) from error
     folder.mkdir()
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(config), encoding="utf-8")
     write_env(folder / "env.json", env)

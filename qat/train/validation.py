@@ -9,7 +9,6 @@ from typing import Any
 
 from qat.train.problems import Problems
 
-MODEL_SOURCES = ("qat", "timm", "torchvision", "python")
 WEIGHT_RANGES = ("minmax", "mse", "percentile", "lsq")
 ACTIVATION_RANGES = ("ema", "minmax", "mse", "percentile", "lsq")
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
@@ -97,6 +96,12 @@ def _trainer(trainer: dict[str, Any], problems: Problems) -> None:
         )
 
 
+def _model(model: dict[str, Any], problems: Problems) -> None:
+    from qat.train.models import SOURCES
+
+    problems.name("model.source", model["source"], SOURCES)
+
+
 def _data(data: dict[str, Any], problems: Problems) -> None:
     from qat.train.data import SOURCES
     from qat.train.data.augment import AUGMENTS
@@ -124,7 +129,7 @@ def validate_values(config: dict[str, Any]) -> None:
 
     problems = Problems()
     problems.number("seed", config["seed"], 0, 2**32 - 1, whole=True)
-    problems.name("model.source", config["model"]["source"], MODEL_SOURCES)
+    _model(config["model"], problems)
     _data(config["data"], problems)
     _quantizer("quant.weight", config["quant"]["weight"], WEIGHT_RANGES, problems)
     _quantizer("quant.activation", config["quant"]["activation"], ACTIVATION_RANGES, problems)

@@ -1,0 +1,91 @@
+"""Every recipe and every option of every group gives a valid configuration."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qat.cli.compose import Composer
+from qat.cli.folders import PACKAGE, packaged
+from qat.cli.recipes import find_recipes, read_header, runnable
+from qat.cli.table import strategy_of
+from qat.cli.train import main
+from qat.train.config import validate
+
+RECIPES = find_recipes(packaged("recipes"))
+NAMES = sorted(runnable(RECIPES))
+STRATEGIES = {"naive", "moving_average", "frozen", "batch_renorm", "bn_correction", "single_pass", "static", "scale_merge"}
+OPTIONS = sorted((path.parent.name, path.stem) for path in packaged("configs").glob("*/*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def composer():
+    with Composer(RECIPES) as composer:
+        yield composer
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recipe_is_valid_and_is_what_its_header_and_the_table_say(composer, name):
+    config = composer.compose([f"recipe={name}"])
+    validate(config)
+    assert config["recipe"] == name
+    header = RECIPES[name].header
+    assert set(header) == {"what", "why", "paper", "command", "measured"}
+    assert header["command"] == f"python train.py recipe={name}"
+    assert strategy_of(name, RECIPES) == config["fold"]["name"]
+
+
+@pytest.mark.parametrize("group, option", OPTIONS)
+def test_group_option_is_valid(composer, group, option):
+    asked = [f"{group}.name=mine:Net"] if "???" in (packaged("configs") / group / f"{option}.yaml").read_text() else []
+    config = composer.compose(["recipe=mbv1_bncorr", f"{group}={option}", *asked])
+    validate(config)
+    if group == "fold":
+        assert option.startswith(config["fold"]["name"])
+
+
+@pytest.mark.parametrize(
+    "network, strategies", [("mbv1", STRATEGIES), ("resnet18", STRATEGIES), ("mbv2", {"bn_correction", "static", "scale_merge"})]
+)
+def test_networks_have_their_strategies(network, strategies):
+    assert {strategy_of(name, RECIPES) for name in NAMES if name.startswith(f"{network}_")} == strategies
+
+
+def test_header_goes_on_over_indented_lines():
+    assert read_header("# what: one\n#   two\n# why: three\n\n# paper: not in the header\n") == {"what": "one two", "why": "three"}
+
+
+def test_no_recipe_prints_the_table(here, capsys):
+    assert main([]) == 2
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in NAMES)
+    assert not any(here.iterdir())
+
+
+def test_the_table_needs_no_torch(here):
+    code = "import sys; from qat.cli.train import main; main([]); sys.exit(int('torch' in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)}, stdout=subprocess.DEVNULL, timeout=60
+    )
+    assert done.returncode == 0
+
+
+def test_folders_inside_the_package_come_first(tmp_path):
+    inside, beside = tmp_path / "qat" / "configs", tmp_path / "configs"
+    (tmp_path / "qat").mkdir()
+    beside.mkdir()
+    assert packaged("configs", tmp_path / "qat") == beside
+    inside.mkdir()
+    assert packaged("configs", tmp_path / "qat") == inside
+    with pytest.raises(FileNotFoundError, match="install qat again"):
+        packaged("recipes", tmp_path / "qat")
+
+
+def test_wheel_carries_what_packaged_looks_for():
+    import tomllib
+
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    carried = tomllib.loads(project.read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert carried == {"configs": "qat/configs", "recipes": "qat/recipes"}
