@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar
 
+import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -79,7 +80,9 @@ class ImageData(LightningDataModule):
     def _loading(self) -> dict[str, Any]:
         workers = self.options["workers"]
         on_cuda = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
-        return {"num_workers": workers, "persistent_workers": workers > 0, "pin_memory": on_cuda, "collate_fn": _as_is}
+        # a generator of its own: each iteration draws a seed for the workers, which must not move the random numbers of training
+        own = torch.Generator().manual_seed(self.seed)
+        return {"num_workers": workers, "persistent_workers": workers > 0, "pin_memory": on_cuda, "collate_fn": _as_is, "generator": own}
 
     def train_dataloader(self) -> ResumableLoader:
         """Shuffled and augmented; a last partial batch is left out unless it would be the only one.

@@ -1,7 +1,8 @@
 """One .npz file with the key names of MedMNIST: {train,val,test}_{images,labels}."""
 
+import zlib
 from pathlib import Path
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 import torch
@@ -18,8 +19,11 @@ def _arrays(root: str | None) -> dict[str, np.ndarray]:
     expected = "an .npz file with the arrays " + ", ".join(KEYS)
     if root is None or not Path(root).expanduser().is_file():
         raise ConfigError("data.root", f"no file at {root!r}", expected, "Set data.root=FILE.npz.")
+    path, todo = Path(root).expanduser(), "Write it with numpy.savez, without object arrays."
+    if not is_zipfile(path):  # numpy.load would take it for an array or a pickle
+        raise ConfigError(root, "a file that is no .npz archive", expected, todo)
     try:
-        with np.load(Path(root).expanduser(), allow_pickle=False) as file:
+        with np.load(path, allow_pickle=False) as file:
             missing = [key for key in KEYS if key not in file.files]
             if missing:
                 found = f"the arrays {', '.join(file.files) or 'none'}; missing {', '.join(missing)}"
@@ -27,10 +31,8 @@ def _arrays(root: str | None) -> dict[str, np.ndarray]:
             return {key: file[key] for key in KEYS}
     except ConfigError:
         raise
-    except (OSError, EOFError, ValueError, AttributeError, BadZipFile) as error:  # numpy's answers to other kinds of file
-        raise ConfigError(
-            root, f"a file numpy cannot read ({error})", expected, "Write it with numpy.savez, without object arrays."
-        ) from error
+    except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
+        raise ConfigError(root, f"a file numpy cannot read ({error})", expected, todo) from error
 
 
 def _pictures(root: str, split: str, images: np.ndarray, labels: np.ndarray, size: int | None) -> ArrayPictures:
