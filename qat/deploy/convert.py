@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -30,7 +31,9 @@ def convert(prepared: QuantGraph) -> QuantGraph:
         QATError: not a prepared network, or an activation quantizer that has seen no data.
     """
     if not isinstance(prepared, QuantGraph) or not any(isinstance(m, FakeQuantizer) for m in prepared.modules()):
-        raise QATError("convert", type(prepared).__name__, "a network from qat.prepare", "Call qat.prepare and qat.calibrate or train first.")
+        raise QATError(
+            "convert", type(prepared).__name__, "a network from qat.prepare", "Call qat.prepare and qat.calibrate or train first."
+        )
     graph = copy.deepcopy(prepared).eval().cpu()
     modules = dict(graph.named_modules(remove_duplicate=False))
     replaced: dict[str, nn.Module] = {}
@@ -75,7 +78,7 @@ def _repeat_kept_grids(graph: fx.GraphModule) -> None:
 
 
 def _kept_grid(node: fx.Node, modules: dict[str, nn.Module]) -> Requantize | None:
-    source = node.args[0] if node.args else None
+    source: Any = node.args[0] if node.args else None
     while isinstance(source, fx.Node):
         module = modules[str(source.target)] if source.op == "call_module" else None
         if isinstance(module, Requantize):
@@ -89,7 +92,7 @@ def _kept_grid(node: fx.Node, modules: dict[str, nn.Module]) -> Requantize | Non
 def _grid(quantizer: FakeQuantizer, node: fx.Node, graph: fx.GraphModule) -> Requantize:
     if not quantizer.enabled:
         raise QATError(str(node.target), "fake quantization switched off", "an enabled quantizer", "Call qat.set_fake_quant(prepared).")
-    source = node.args[0]
+    source: Any = node.args[0]
     value = _attribute(graph, str(source.target)) if source.op == "get_attr" else None
     if value is None and not quantizer.initialized:
         raise QATError(str(node.target), "a quantizer that has seen no data", "ranges", "Run qat.calibrate(prepared, batches) or train.")
@@ -115,7 +118,7 @@ def _integer_layer(layer: FoldedConvBN, node: fx.Node, modules: dict[str, nn.Mod
 
 def _input_scale(node: fx.Node, modules: dict[str, nn.Module]) -> Tensor | None:
     """Scale of the tensor a layer reads, found behind the operations that keep it."""
-    source = node.args[0]
+    source: Any = node.args[0]
     while isinstance(source, fx.Node):
         module = modules[str(source.target)] if source.op == "call_module" else None
         if isinstance(module, (FakeQuantizer, Requantize)):

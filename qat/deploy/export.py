@@ -79,7 +79,11 @@ def export_onnx(converted: fx.GraphModule, example_inputs: tuple, path: str | Pa
 def _grids(converted: fx.GraphModule) -> list[str]:
     """Names of the activation grids in the order the graph applies them."""
     modules = dict(converted.named_modules(remove_duplicate=False)) if isinstance(converted, fx.GraphModule) else {}
-    names = [str(n.target) for n in converted.graph.nodes if n.op == "call_module" and isinstance(modules[str(n.target)], Requantize)] if modules else []
+    names = (
+        [str(n.target) for n in converted.graph.nodes if n.op == "call_module" and isinstance(modules[str(n.target)], Requantize)]
+        if modules
+        else []
+    )
     if not names:
         raise QATError("export_onnx", type(converted).__name__, "a network from qat.convert", "Call qat.convert(prepared) first.")
     return names
@@ -88,7 +92,9 @@ def _grids(converted: fx.GraphModule) -> list[str]:
 def _name_activations(model: onnx.ModelProto, grids: list[str]) -> None:
     nodes = [n for n in model.graph.node if n.op_type == "QuantizeLinear"]
     if len(nodes) != len(grids):
-        raise QATError("export_onnx", f"{len(nodes)} QuantizeLinear nodes", f"{len(grids)}", "Report this network: the exporter merged quantizers.")
+        raise QATError(
+            "export_onnx", f"{len(nodes)} QuantizeLinear nodes", f"{len(grids)}", "Report this network: the exporter merged quantizers."
+        )
     renamed = {node.output[0]: name for node, name in zip(nodes, grids, strict=True)}
     for node in model.graph.node:
         node.input[:] = [renamed.get(x, x) for x in node.input]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -56,8 +58,10 @@ class IntegerLayer(nn.Module):
 
     codes: Tensor
     scale: Tensor
+    bias: Tensor
+    layer: Any
 
-    def __init__(self, layer: nn.Module, codes: Tensor, scale: Tensor, bias: Tensor, input_scale: Tensor | None, name: str):
+    def __init__(self, layer: Any, codes: Tensor, scale: Tensor, bias: Tensor, input_scale: Tensor | None, name: str):
         super().__init__()
         self.name = name
         self.layer = _without_parameters(layer)

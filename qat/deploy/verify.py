@@ -80,7 +80,9 @@ def _with_activations_as_outputs(path: Path, names: list[str]) -> bytes:
     types = {n.output[0]: n for n in model.graph.node if n.op_type == "QuantizeLinear"}
     missing = [name for name in names if name not in types]
     if missing:
-        raise QATError(str(path), f"no tensor '{missing[0]}'", "the file written from this network", "Export it again with qat.export_onnx.")
+        raise QATError(
+            str(path), f"no tensor '{missing[0]}'", "the file written from this network", "Export it again with qat.export_onnx."
+        )
     kinds = {i.name: i.data_type for i in model.graph.initializer}
     for name in names:
         model.graph.output.append(onnx.helper.make_tensor_value_info(name, kinds[types[name].input[2]], None))

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from qat.fold.probe import out_channels, reads_bias
+from qat.fold.probe import adds_bias, out_channels
 
 _FUNCTIONS: dict[type, Callable[..., Tensor]] = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
 _TRANSPOSED: dict[type, Callable[..., Tensor]] = {
@@ -32,15 +32,13 @@ def convolve(conv: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
             return _FUNCTIONS[kind](x, weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups)
         if kind in _TRANSPOSED:
             return _TRANSPOSED[kind](x, weight, bias, conv.stride, conv.padding, conv.output_padding, conv.groups, conv.dilation)
-    if bias is None:
-        values = {"weight": weight}
-        if conv.bias is not None:
-            values["bias"] = weight.new_zeros(out_channels(conv))
-        return functional_call(conv, values, (x,))
-    if is_plain(conv) or reads_bias(conv, weight):
+    if bias is not None and (is_plain(conv) or adds_bias(conv, weight)):
         return functional_call(conv, {"weight": weight, "bias": bias}, (x,))
-    y = functional_call(conv, {"weight": weight}, (x,))
-    return y + (bias if isinstance(conv, nn.Linear) else bias.view([-1] + [1] * (weight.dim() - 2)))
+    values = {"weight": weight}
+    if conv.bias is not None:
+        values["bias"] = weight.new_zeros(out_channels(conv))
+    y = functional_call(conv, values, (x,))
+    return y if bias is None else y + (bias if isinstance(conv, nn.Linear) else bias.view([-1] + [1] * (weight.dim() - 2)))
 
 
 def is_plain(conv: nn.Module) -> bool:

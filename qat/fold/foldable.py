@@ -11,7 +11,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from qat.fold.convolution import is_plain
-from qat.fold.probe import is_linear_in_weight, out_channels, reads_bias
+from qat.fold.probe import adds_bias, is_linear_in_weight, out_channels
 
 FROZEN_NORMS = (FrozenBatchNorm2d, FrozenBatchNormAct2d)
 _KNOWN_FORWARDS = {kind.forward for kind in (_BatchNorm, nn.SyncBatchNorm, BatchNormAct2d, SyncBatchNormAct, *FROZEN_NORMS)}
@@ -38,10 +38,12 @@ def _check_layer(conv: nn.Module) -> str | None:
         return None
     try:
         linear = is_linear_in_weight(conv, conv.weight)
-        reads_bias(conv, conv.weight)
+        biased = conv.bias is None or adds_bias(conv, conv.weight)
     except Exception as error:
         return f"the forward of this {kind} could not be run on one tensor with other weights ({type(error).__name__}: {error})"
-    return None if linear else f"the forward of this {kind} is not linear in its weight"
+    if not linear:
+        return f"the forward of this {kind} is not linear in its weight"
+    return None if biased else f"the forward of this {kind} does not add its bias to its output as it is"
 
 
 def _check_norm(bn: nn.Module) -> str | None:

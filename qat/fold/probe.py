@@ -12,18 +12,19 @@ from torch.func import functional_call
 
 from qat.fold.arithmetic import native, out_first, per_row
 
-_READS_BIAS: dict[type, bool] = {}
+_ADDS_BIAS: dict[type, bool] = {}
 
 
-def reads_bias(conv: nn.Module, weight: Tensor) -> bool:
-    """Whether a bias handed to a layer built without one reaches its output. Asked once for each class."""
+def adds_bias(conv: nn.Module, weight: Tensor) -> bool:
+    """Whether a bias handed to the layer is added to its output, also where it was built without one. Asked once for each class."""
     kind = type(conv)
-    if kind not in _READS_BIAS:
+    if kind not in _ADDS_BIAS:
         with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
             bias = _wave((out_channels(conv),), weight) + 2
-            changed = _run(conv, weight, bias) - _run(conv, weight, torch.zeros_like(bias))
-            _READS_BIAS[kind] = bool(changed.ne(0).any())
-    return _READS_BIAS[kind]
+            plain, biased = _run(conv, weight, torch.zeros_like(bias)), _run(conv, weight, bias)
+            expected = plain + bias.view([1, -1] + [1] * (plain.dim() - 2))
+            _ADDS_BIAS[kind] = bool((biased - expected).abs().max() <= 1e-2 * expected.abs().max())
+    return _ADDS_BIAS[kind]
 
 
 def is_linear_in_weight(conv: nn.Module, weight: Tensor) -> bool:

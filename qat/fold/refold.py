@@ -29,8 +29,7 @@ def refold(module: FoldedConvBN, strategy: str, **options: Any) -> FoldedConvBN:
 
     Raises:
         QATError: unknown strategy; from static to another; to scale_merge with a per-tensor scale; to or from scale_merge with a negative
-        gamma
-            on a grid that is not symmetric and narrow.
+            gamma on a grid that is not symmetric and narrow.
     """
     where = module.name or type(module).__name__
     if strategy not in STRATEGIES:

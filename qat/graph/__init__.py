@@ -6,4 +6,15 @@ from qat.graph.lifecycle import calibrate, freeze_bn, freeze_ranges, reestimate_
 from qat.graph.prepare import prepare
 from qat.graph.report import FoldReport
 
-__all__ = ["FoldReport", "QATConfig", "calibrate", "fold", "freeze_bn", "freeze_ranges", "prepare", "reestimate_bn", "refold", "set_fake_quant"]
+__all__ = [
+    "FoldReport",
+    "QATConfig",
+    "calibrate",
+    "fold",
+    "freeze_bn",
+    "freeze_ranges",
+    "prepare",
+    "reestimate_bn",
+    "refold",
+    "set_fake_quant",
+]

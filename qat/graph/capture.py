@@ -76,7 +76,9 @@ def capture(model: nn.Module, example_inputs: tuple, keep: Callable[[str], bool]
         graph = evaluation
         notes.append("forward differs between training and evaluation: the evaluation branch was captured")
     graph.train(model.training)
-    for (_, copied), (_, original) in zip(graph.named_modules(), ((n, model.get_submodule(n)) for n, _ in graph.named_modules()), strict=True):
+    for (_, copied), (_, original) in zip(
+        graph.named_modules(), ((n, model.get_submodule(n)) for n, _ in graph.named_modules()), strict=True
+    ):
         copied.training = original.training
     _annotate(graph, example_inputs)
     return graph, notes
@@ -89,7 +91,10 @@ def _run_once(model: nn.Module, example_inputs: tuple) -> None:
     except Exception as error:
         shapes = ", ".join(str(tuple(x.shape)) if isinstance(x, torch.Tensor) else type(x).__name__ for x in example_inputs)
         raise CaptureError(
-            type(model).__name__, f"its forward fails on example_inputs ({shapes}): {error}", "inputs the float model accepts", "Pass a real batch."
+            type(model).__name__,
+            f"its forward fails on example_inputs ({shapes}): {error}",
+            "inputs the float model accepts",
+            "Pass a real batch.",
         ) from error
 
 

@@ -11,6 +11,7 @@ from qat.errors import ConfigError
 from qat.fold import STRATEGIES
 from qat.quant import RANGES, QuantSpec
 
+_RANGES = [*RANGES, "lsq"]
 _LAYER_KEYS = ("weight", "activation", "skip")
 _SPEC_KEYS = tuple(f.name for f in fields(QuantSpec))
 
@@ -56,8 +57,8 @@ class QATConfig:
 
     def __post_init__(self) -> None:
         one_of("QATConfig.fold", self.fold, list(STRATEGIES))
-        one_of("QATConfig.weight_range", self.weight_range, list(RANGES))
-        one_of("QATConfig.activation_range", self.activation_range, list(RANGES))
+        one_of("QATConfig.weight_range", self.weight_range, _RANGES)
+        one_of("QATConfig.activation_range", self.activation_range, _RANGES)
         if self.activation.per_channel:
             raise ConfigError("QATConfig.activation", "per_channel=True", "one scale per activation tensor", "Set per_channel=False.")
         for pattern, layer in self.overrides.items():

@@ -5,6 +5,8 @@ s = gamma / sigma; W_fold = s W; b_fold = (b - mu) s + beta.  [K18 eq. 20-21, WP
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from qat.fold.static import fold_once
@@ -26,9 +28,11 @@ def fold(model: nn.Module, example_inputs: tuple) -> QuantGraph:
     pairs, report = match(graph)
     report.notes += notes
     for pair in pairs:
-        layer, bn = graph.get_submodule(str(pair.layer.target)), graph.get_submodule(str(pair.norm.target))
+        layer: Any = graph.get_submodule(str(pair.layer.target))
+        bn = graph.get_submodule(str(pair.norm.target))
         weight, bias = fold_once(layer, bn)
         layer.weight = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
+        assert bias is not None  # a BatchNorm always leaves one
         layer.bias = nn.Parameter(bias, requires_grad=layer.weight.requires_grad)
         activation = [m for m in (getattr(bn, "drop", None), getattr(bn, "act", None)) if m is not None and type(m) is not nn.Identity]
         if activation:

@@ -31,7 +31,7 @@ def remove_inplace(module: fx.GraphModule) -> None:
         _make_pure(node)
     for submodule in module.modules():
         if getattr(submodule, "inplace", False) is True:
-            submodule.inplace = False
+            setattr(submodule, "inplace", False)  # noqa: B010 - not an attribute nn.Module declares
 
 
 def _is_inplace(node: fx.Node, module: fx.GraphModule) -> bool:

@@ -17,6 +17,8 @@ class LeftBatchNorm(nn.Module):
     running ones rest.
     """
 
+    bn: Any
+
     def __init__(self, bn: nn.Module, name: str = ""):
         super().__init__()
         self.bn = bn

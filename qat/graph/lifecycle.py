@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from qat.errors import QATError
-from qat.fold import FoldedConvBN
+from qat.fold import STRATEGIES, FoldedConvBN
+from qat.fold.refold import refold as refold_layer
+from qat.graph.config import one_of
 from qat.graph.left_norm import LeftBatchNorm
 from qat.graph.place import QUANTIZERS
 from qat.graph.prepared import QuantGraph
@@ -119,12 +121,11 @@ def refold(prepared: QuantGraph, fold: str) -> QuantGraph:
         ConfigError: unknown strategy.
         QATError: a strategy that cannot follow (from 'static', whose BatchNorm is gone; scale_merge on per-tensor weights).
     """
-    from qat.fold.refold import refold as refold_layer
-
+    one_of("refold", fold, list(STRATEGIES))
     changed = copy.deepcopy(prepared)
-    for name, layer in folded_layers(changed).items():
-        if not (layer.strategy == "static" and layer.was_plain):
-            changed.set_submodule(name, refold_layer(layer, fold))
+    layers = folded_layers(changed)
+    for name, _ in prepared.fold_report.folded:
+        changed.set_submodule(name, refold_layer(layers[name], fold))
     changed.meta = copy.deepcopy(prepared.meta)
     changed.recompile()
     return changed

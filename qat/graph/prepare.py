@@ -92,7 +92,7 @@ def _fold_pair(graph: fx.GraphModule, pair: Pair, config: QATConfig, training: b
     else:
         for module in activation.modules():
             if getattr(module, "inplace", False) is True:
-                module.inplace = False
+                setattr(module, "inplace", False)  # noqa: B010 - not an attribute nn.Module declares
         graph.set_submodule(norm_name, activation)
         bn.drop, bn.act = nn.Identity(), nn.Identity()
 

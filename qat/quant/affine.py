@@ -2,8 +2,8 @@
 
     x_int = clamp(round(x / s) + z, qmin, qmax)        x_hat = s (x_int - z)
 
-Rounding is half to even. The division is a multiplication by the float reciprocal of s, as in torch's fake-quantize operators, so that
-codes and fake-quantized values always agree. Scales have shape () per tensor or (C,) along `axis`; zero points are int32 of the same shape.
+Rounding is half to even and the division a true one, as in ONNX QuantizeLinear: pictures have few levels, so that exact ties are common at
+the network's input. Torch's fake-quantize operators multiply by the reciprocal instead, which decides some ties the other way. Scales have shape () per tensor or (C,) along `axis`; zero points are int32 of the same shape.
 """
 
 from typing import Any
@@ -54,7 +54,7 @@ def along(value: Tensor, x: Tensor, axis: int) -> Tensor:
 def quantize(x: Tensor, scale: Tensor, zero_point: Tensor, spec: QuantSpec, axis: int = 0) -> Tensor:
     """Integer codes (int32, the shape of x) on the grid of `spec`."""
     x = at_least_float32(x)
-    steps = (x * along(scale.to(x.dtype).reciprocal(), x, axis)).round() + along(zero_point, x, axis)
+    steps = (x / along(scale.to(x.dtype), x, axis)).round() + along(zero_point, x, axis)
     return steps.clamp(spec.qmin, spec.qmax).to(torch.int32)
 
 
@@ -91,7 +91,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def _steps(x: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
-    steps = (x * scale.reciprocal()).round_()
+    steps = (x / scale).round_()
     return steps if shift is None else steps.add_(shift)
 
 

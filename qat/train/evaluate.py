@@ -27,4 +27,4 @@ def network_confusion(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor
 
 def accuracy(counts: Tensor) -> float:
     """Share of the diagonal of a confusion matrix."""
-    return float(counts.diagonal().sum() / counts.sum())
+    return int(counts.diagonal().sum()) / int(counts.sum())

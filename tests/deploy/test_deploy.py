@@ -1,0 +1,93 @@
+"""Integers, ONNX files and their agreement, on small networks."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+import qat
+from qat.deploy.runtime import predict, session
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
+from small_networks import Residual, randomize
+
+X = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+W4A4 = {"weight": qat.QuantSpec(bits=4), "activation": qat.QuantSpec(bits=4, symmetric=False, per_channel=False)}
+
+
+def calibrated(model, **config):
+    prepared = qat.prepare(randomize(model).eval(), (X,), qat.QATConfig(**config))
+    qat.calibrate(prepared, [X])
+    return prepared
+
+
+@pytest.mark.parametrize("config", [{}, {"fold": "scale_merge"}, {"fold": "static", "weight": qat.QuantSpec(per_channel=False)}, W4A4])
+@pytest.mark.parametrize("act", [nn.ReLU, nn.ReLU6, nn.Hardswish])
+def test_file_converted_and_trained_network_agree(config, act, tmp_path):
+    prepared = calibrated(Residual(act), **config)
+    converted = qat.convert(prepared)
+    path = qat.export_onnx(converted, (X[:1],), tmp_path / "m.onnx")
+    report = qat.verify(converted, path, [X, X[:3]])
+    assert report.max_lsb <= 1 and report.identical >= 0.999
+    scale = converted.get_submodule("quantizers.fc").scale
+    assert ((converted(X) - prepared(X)).abs() <= 1.001 * scale).all()
+    assert ((next(predict(path, [X])) - converted(X)).abs() <= 1.001 * scale).all()
+
+
+def test_every_layer_is_fused_to_integers(tmp_path):
+    path = qat.export_onnx(qat.convert(calibrated(Residual())), (X,), tmp_path / "m.onnx")
+    assert "BatchNormalization" not in {n.op_type for n in onnx.load(path).graph.node}
+    session(path, tmp_path / "optimized.onnx")
+    kinds = Counter(n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node)
+    assert kinds["QLinearConv"] == 3 and kinds["QLinearAdd"] == 1 and kinds["QGemm"] == 1 and kinds["Conv"] == 0
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_transposed_layers(groups, tmp_path):
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ConvTranspose2d(4, 4, 2, 2, groups=groups), nn.BatchNorm2d(4), nn.ReLU()
+    )
+    converted = qat.convert(calibrated(model))
+    path = qat.export_onnx(converted, (X,), tmp_path / "m.onnx")
+    assert qat.verify(converted, path, [X]).max_lsb <= 1
+
+
+def test_weights_are_stored_as_integers_of_their_grid(tmp_path):
+    converted = qat.convert(calibrated(Residual(), **W4A4))
+    codes = [b for n, b in converted.named_buffers() if n.endswith("codes")]
+    assert len(codes) == 4 and all(c.dtype == torch.int8 and int(c.abs().max()) <= 7 for c in codes)
+    assert not list(converted.parameters())
+
+
+def test_an_overflowing_bias_raises_the_scale_and_says_where():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    prepared = calibrated(model)
+    with torch.no_grad():
+        prepared.get_submodule("0").bn.weight[1] = 1e-12
+        prepared.get_submodule("0").bn.bias[1] = 50.0
+    qat.calibrate(prepared, [X])
+    expected = prepared(X)
+    layer = prepared.get_submodule("0")
+    layer.weight_quantizer.freeze(layer.weight_to_quantize())
+    layer.weight_quantizer.scale[1] = 1e-14
+    with pytest.warns(UserWarning, match=r"0: the int32 bias of channels \[1\]"):
+        converted = qat.convert(prepared)
+    torch.testing.assert_close(converted(X)[:, 1], expected[:, 1], rtol=1e-2, atol=1e-2)
+
+
+def test_errors_are_one_line(tmp_path):
+    converted = qat.convert(calibrated(Residual()))
+    path = qat.export_onnx(converted, (X,), tmp_path / "m.onnx")
+    for call, words in [
+        (lambda: qat.convert(qat.prepare(Residual(), (X,))), "has seen no data"),
+        (lambda: qat.export_onnx(Residual(), (X,), tmp_path / "n.onnx"), "qat.convert"),
+        (lambda: qat.export_onnx(converted, (X,), tmp_path / "n.onnx", target="ort_x87"), "ort_x86"),
+        (lambda: qat.verify(converted, path, []), "no batches"),
+    ]:
+        with pytest.raises(qat.QATError, match=words):
+            call()
+    assert not (tmp_path / "n.onnx").exists()

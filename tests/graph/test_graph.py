@@ -1,0 +1,152 @@
+"""Capture, folding, preparation and the life of a prepared network."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from small_networks import Branching, Left, Residual, randomize
+from torch import nn
+
+import qat
+
+
+@pytest.fixture
+def x():
+    return torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def test_fold_keeps_the_function_and_the_input_model(x):
+    model = randomize(Residual()).eval()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    folded = qat.fold(model, (x,))
+    torch.testing.assert_close(folded(x), model(x), rtol=1e-5, atol=1e-5)
+    assert folded.fold_report.folded == [("stem.0", "stem.1"), ("conv1", "bn1"), ("conv2", "bn2")]
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in folded.modules())
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("strategy", list(qat.STRATEGIES))
+def test_prepared_network_without_quantization_is_the_float_network(strategy, x):
+    model = randomize(Residual()).eval()
+    prepared = qat.prepare(model, (x,), qat.QATConfig(fold=strategy))
+    qat.set_fake_quant(prepared, weights=False, activations=False)
+    torch.testing.assert_close(prepared(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", list(qat.STRATEGIES))
+def test_a_training_step_has_finite_gradients_everywhere(strategy, x):
+    prepared = qat.prepare(randomize(Residual()).train(), (x,), qat.QATConfig(fold=strategy))
+    prepared(x).square().mean().backward()
+    gradients = {n: p.grad for n, p in prepared.named_parameters()}
+    assert all(g is not None and g.isfinite().all() for g in gradients.values()), [n for n, g in gradients.items() if g is None]
+
+
+def test_quantizers_stand_after_fused_activations_once_a_tensor(x):
+    prepared = qat.prepare(Residual(), (x,))
+    names = [n.removeprefix("quantizers.") for n, m in prepared.named_modules() if n.startswith("quantizers.")]
+    assert names == ["x", "stem_2", "act", "conv2", "act_1", "mean", "fc"]
+
+
+def test_left_norms_are_reported_with_their_reason_and_work(x):
+    model = randomize(Left())
+    folded = qat.fold(model.eval(), (x,))
+    torch.testing.assert_close(folded(x), model(x), rtol=1e-5, atol=1e-5)
+    reasons = dict(folded.fold_report.left)
+    assert folded.fold_report.folded == []
+    for name, words in {
+        "at_input": "network's input",
+        "after_twice": "called at 2 places",
+        "after_read_twice": "also read by",
+        "after_relu": "relu",
+        "after_cat": "cat",
+        "no_statistics": "no running statistics",
+        "layer_norm": "depends on each input",
+    }.items():
+        assert words in reasons[name], reasons
+    prepared = qat.prepare(model.train(), (x,))
+    prepared(x).sum().backward()
+
+
+def test_frozen_statistics_survive_train_deepcopy_pickle_and_state_dict(x):
+    prepared = qat.prepare(randomize(Residual()).train(), (x,))
+    prepared(x)
+    qat.freeze_bn(prepared)
+    restored = qat.prepare(randomize(Residual()).train(), (x,))
+    restored.load_state_dict(prepared.state_dict())
+    for network in (prepared, copy.deepcopy(prepared), pickle.loads(pickle.dumps(prepared)), restored):
+        qat.freeze_ranges(network)
+        network.train()
+        before = network.conv1.bn.running_mean.clone()
+        trained = network(x)
+        assert torch.equal(network.conv1.bn.running_mean, before)
+        assert torch.equal(trained, network.eval()(x))
+        assert network.conv1.frozen
+
+
+def test_evaluation_moves_nothing(x):
+    prepared = qat.prepare(Residual().train(), (x,))
+    prepared(x)
+    prepared.eval()
+    before = {k: v.clone() for k, v in prepared.state_dict().items() if isinstance(v, torch.Tensor)}
+    prepared(x * 3)
+    assert all(torch.equal(prepared.state_dict()[k], v) for k, v in before.items())
+
+
+def test_calibration_names_the_layer_of_a_nan_and_ignores_its_batch(x):
+    prepared = qat.prepare(Residual().eval(), (x,))
+    with pytest.warns(UserWarning, match=r"quantizers\.x"):
+        qat.calibrate(prepared, [x, x * torch.nan, x])
+    assert prepared(x).isfinite().all()
+
+
+def test_reestimated_statistics_are_those_of_all_the_data_at_once(x):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    prepared = qat.prepare(model.train(), (x,))
+    qat.set_fake_quant(prepared, weights=False, activations=False)
+    batches = [x, x * 2 + 1]
+    qat.reestimate_bn(prepared, batches)
+    y = model[0](torch.cat(batches))
+    layer = getattr(prepared, "0")
+    torch.testing.assert_close(layer.bn.running_mean, y.mean((0, 2, 3)))
+    torch.testing.assert_close(layer.bn.running_var, y.var((0, 2, 3)))
+
+
+@pytest.mark.parametrize("strategy", [s for s in qat.STRATEGIES if s != "static"])
+def test_refold_keeps_the_inference_function(strategy, x):
+    prepared = qat.prepare(randomize(Residual()).eval(), (x,))
+    qat.calibrate(prepared, [x])
+    changed = qat.refold(prepared, strategy)
+    torch.testing.assert_close(changed(x), prepared(x), rtol=1e-4, atol=1e-4)
+    assert changed.conv1.strategy == strategy and prepared.conv1.strategy == "bn_correction"
+
+
+def test_control_flow_is_an_error_with_its_source_line(x):
+    with pytest.raises(qat.CaptureError, match=r"small_networks\.py:\d+: if x\.sum\(\) > 0"):
+        qat.prepare(nn.Sequential(nn.Conv2d(3, 3, 1), Branching()), (x,))
+
+
+def test_a_skipped_module_is_left_whole(x):
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), Branching())
+    prepared = qat.prepare(model, (x,), qat.QATConfig(overrides={"2": {"skip": True}}))
+    assert prepared.fold_report.folded == [("0", "1")]
+    prepared(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda x: qat.QATConfig(fold="bn_corection"), "bn_correction"),
+        (lambda x: qat.QATConfig(overrides={"a": {"wait": {}}}), "weight"),
+        (lambda x: qat.prepare(Residual(), x), "tuple"),
+        (lambda x: qat.prepare(Residual(), (x,), qat.QATConfig(overrides={"conv9": {"skip": True}})), "conv"),
+        (lambda x: qat.prepare(qat.prepare(Residual(), (x,)), (x,)), "prepared already"),
+        (lambda x: qat.prepare(Residual(), (x,), qat.QATConfig(fold="scale_merge", weight=qat.QuantSpec(per_channel=False))), "stem.0"),
+        (lambda x: qat.calibrate(qat.prepare(Residual(), (x,)), []), "no batches"),
+        (lambda x: qat.convert(Residual()), "qat.prepare"),
+    ],
+)
+def test_bad_input_is_one_clear_line(call, words, x):
+    with pytest.raises(qat.QATError, match=words) as error:
+        call(x)
+    assert "\n" not in str(error.value)
