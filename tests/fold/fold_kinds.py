@@ -12,7 +12,7 @@ Apply = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Kind:
-    """build(bias) -> layer; shape of an input; apply(x, weight) -> the layer's output without bias; groups of a transposed layer, else 0."""
+    """build(bias) -> layer; shape of an input; apply(x, weight) -> its output without bias; groups of a transposed layer, else 0."""
 
     build: Callable[[bool], nn.Module]
     shape: tuple[int, ...]

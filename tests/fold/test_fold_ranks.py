@@ -5,9 +5,9 @@ import copy
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-
 from fold_cases import BATCH_STRATEGIES, assert_close, batch, pair, quantizer
 from fold_reference import Quant
+
 from qat.fold import STRATEGIES
 
 KIND = "conv2d_grouped"
@@ -24,9 +24,9 @@ def weights(rank):
     return torch.linspace(-1, 1, 3 * 6 * 9, dtype=torch.float64).sin().view(3, 6, 3, 3).split(SPLIT)[rank]
 
 
-def _rank(rank, port):
+def _rank(rank, store):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     try:
         singles = []
         for name, layer in layers():
@@ -61,5 +61,5 @@ def _rank(rank, port):
             dist.destroy_process_group()
 
 
-def test_two_ranks_equal_the_joint_batch(free_port):
-    mp.spawn(_rank, args=(free_port,), nprocs=2)
+def test_two_ranks_equal_the_joint_batch(tmp_path):
+    mp.spawn(_rank, args=(str(tmp_path / "store"),), nprocs=2)

@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 import torch
-
 from fold_cases import assert_close, batch, pair
+
 from qat.errors import QATError
 from qat.fold import STRATEGIES
 from qat.fold.refold import refold

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-
 from fold_cases import assert_close, batch, pair
+
 from qat.errors import QATError
 from qat.fold import STRATEGIES
 from qat.fold.scale_merge import merged
