@@ -200,6 +200,8 @@ class FoldedConvBN(nn.Module):
         """Size and set a fresh quantizer's state, so that a learned scale quantizes before the first step and keeps its shape under DDP."""
         if isinstance(self.weight_quantizer, FakeQuantizer) and not self.weight_quantizer.initialized:
             self.weight_quantizer.initialize(self.weight_to_quantize())
+            # Reads the device once, here, so that no forward has to; a compiled one could not.
+            _ = self.weight_quantizer.initialized
 
     @property
     def _group(self) -> Any:

@@ -3,7 +3,8 @@
     x_int = clamp(round(x / s) + z, qmin, qmax)        x_hat = s (x_int - z)
 
 Rounding is half to even and the division a true one, as in ONNX QuantizeLinear: pictures have few levels, so that exact ties are common at
-the network's input. Torch's fake-quantize operators multiply by the reciprocal instead, which decides some ties the other way. Scales have shape () per tensor or (C,) along `axis`; zero points are int32 of the same shape.
+the network's input. Torch's fake-quantize operators multiply by the reciprocal instead, which decides some ties the other way. Scales
+have shape () per tensor or (C,) along `axis`; zero points are int32 of the same shape.
 """
 
 from typing import Any
