@@ -225,6 +225,19 @@ def test_integers_need_a_live_symmetric_quantizer(strategy):
         asymmetric.integer()
 
 
+@pytest.mark.parametrize("range", ["minmax", "lsq"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_it_compiles_without_a_graph_break(strategy, range):
+    torch._dynamo.reset()
+    layer = layer_of(strategy, range)
+    plain = copy.deepcopy(layer)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    for freeze in (False, True):
+        for seed in (0, 1):
+            assert_close(compiled(batch(KIND, seed)), plain(batch(KIND, seed)), f"frozen={freeze} {seed}")
+        layer.freeze(), plain.freeze()
+
+
 @pytest.mark.parametrize("strategy", BATCH_STRATEGIES)
 def test_training_forward_never_waits_for_the_device(strategy):
     """Reading a number back to Python needs `aten::_local_scalar_dense`, on every device."""
