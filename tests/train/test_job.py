@@ -178,6 +178,15 @@ def test_bad_input_is_refused_before_any_training(config, tmp_path, monkeypatch)
             run_job({**config, **change}, folder(tmp_path, str(number)))
 
 
+def test_a_run_that_failed_after_training_goes_on_there(config, tmp_path):
+    first = run_job(config, folder(tmp_path, "a"))
+    config["resume"] = str(tmp_path / "a")
+    again = run_job(config, tmp_path / "a")
+    for key in ("accuracy", "parity", "freeze_step", "steps"):
+        assert again[key] == first[key], key
+    assert len(read_metrics(tmp_path / "a" / "metrics.csv")) == 9
+
+
 def test_another_network_cannot_take_over_a_run(config, tmp_path):
     run_job(config, folder(tmp_path, "a"))
     config |= {"resume": str(tmp_path / "a"), "fold": {**config["fold"], "name": "naive"}}
