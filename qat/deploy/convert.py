@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,25 +36,24 @@ def convert(prepared: QuantGraph) -> QuantGraph:
             "convert", type(prepared).__name__, "a network from qat.prepare", "Call qat.prepare and qat.calibrate or train first."
         )
     graph = copy.deepcopy(prepared).eval().cpu()
-    modules = dict(graph.named_modules(remove_duplicate=False))
-    replaced: dict[str, nn.Module] = {}
     with torch.no_grad():
-        for node in graph.graph.nodes:
-            if node.op != "call_module" or str(node.target) in replaced:
-                continue
-            module = modules[str(node.target)]
-            if isinstance(module, FakeQuantizer):
-                replaced[str(node.target)] = _grid(module, node, graph)
-            elif isinstance(module, FoldedConvBN):
-                replaced[str(node.target)] = _integer_layer(module, node, modules)
-            elif isinstance(module, LeftBatchNorm):
-                replaced[str(node.target)] = module.bn
-    for name, module in replaced.items():
-        graph.set_submodule(name, module)
+        _replace(graph, FakeQuantizer, lambda quantizer, node, modules: _grid(quantizer, node, graph))
+        _replace(graph, FoldedConvBN, _integer_layer)
+    _replace(graph, LeftBatchNorm, lambda left, node, modules: left.bn)
     _repeat_kept_grids(graph)
     graph.meta = {**prepared.meta, "converted": True}
     graph.recompile()
     return graph.eval()
+
+
+def _replace(graph: fx.GraphModule, kind: type[nn.Module], build: Callable[[Any, fx.Node, dict[str, nn.Module]], nn.Module]) -> None:
+    """Put build(module, node, modules by name) in the place of every called module of `kind`."""
+    modules = dict(graph.named_modules(remove_duplicate=False))
+    for node in graph.graph.nodes:
+        name = str(node.target)
+        if node.op == "call_module" and isinstance(modules[name], kind):
+            modules[name] = build(modules[name], node, modules)
+            graph.set_submodule(name, modules[name])
 
 
 def _repeat_kept_grids(graph: fx.GraphModule) -> None:
@@ -65,7 +65,7 @@ def _repeat_kept_grids(graph: fx.GraphModule) -> None:
             continue
         if all(keeps_scale(user, modules) for user in node.users):
             continue
-        source = _kept_grid(node, modules)
+        source = _grid_behind(node, modules)
         if source is None:
             continue
         name = f"{QUANTIZERS}.{node.name}"
@@ -77,7 +77,8 @@ def _repeat_kept_grids(graph: fx.GraphModule) -> None:
         node.replace_all_uses_with(repeated, delete_user_cb=lambda user, keep=repeated: user is not keep)
 
 
-def _kept_grid(node: fx.Node, modules: dict[str, nn.Module]) -> Requantize | None:
+def _grid_behind(node: fx.Node, modules: dict[str, nn.Module]) -> Requantize | None:
+    """The grid of the tensor a node reads, found behind the operations that keep it; None where it is not quantized."""
     source: Any = node.args[0] if node.args else None
     while isinstance(source, fx.Node):
         module = modules[str(source.target)] if source.op == "call_module" else None
@@ -110,23 +111,11 @@ def _integer_layer(layer: FoldedConvBN, node: fx.Node, modules: dict[str, nn.Mod
     if layer.weight_quantizer is None:
         raise QATError(name, "no weight quantizer", "a layer with quantized weights", "Prepare the network with qat.prepare.")
     codes, scale, bias = layer.integer()
-    input_scale = _input_scale(node, modules)
+    grid = _grid_behind(node, modules)
+    input_scale = None if grid is None else grid.scale
     if input_scale is not None:
         codes, scale = _make_bias_fit(codes, scale, bias, input_scale, name)
     return IntegerLayer(layer.conv, codes, scale, bias, input_scale, name)
-
-
-def _input_scale(node: fx.Node, modules: dict[str, nn.Module]) -> Tensor | None:
-    """Scale of the tensor a layer reads, found behind the operations that keep it."""
-    source: Any = node.args[0]
-    while isinstance(source, fx.Node):
-        module = modules[str(source.target)] if source.op == "call_module" else None
-        if isinstance(module, (FakeQuantizer, Requantize)):
-            return module.qparams_for(torch.zeros(1))[0] if isinstance(module, FakeQuantizer) else module.scale
-        if not keeps_scale(source, modules) or not source.args:
-            return None
-        source = source.args[0]
-    return None
 
 
 def _make_bias_fit(codes: Tensor, scale: Tensor, bias: Tensor, input_scale: Tensor, name: str) -> tuple[Tensor, Tensor]:
@@ -137,6 +126,6 @@ def _make_bias_fit(codes: Tensor, scale: Tensor, bias: Tensor, input_scale: Tens
         return codes, scale
     channels = short.nonzero().flatten().tolist()
     warnings.warn(f"{name}: the int32 bias of channels {channels} overflows at their scale; the weight scale was raised", stacklevel=3)
-    raised = torch.maximum(scale.double(), needed * (1 + 1e-6)) if scale.ndim else torch.maximum(scale.double(), needed.max() * (1 + 1e-6))
+    raised = torch.maximum(scale.double(), (needed if scale.ndim else needed.max()) * (1 + 1e-6))
     ratio = (scale.double() / raised).view([-1] + [1] * (codes.ndim - 1)) if scale.ndim else scale.double() / raised
     return torch.round(codes.double() * ratio).to(codes.dtype), raised.to(scale.dtype)

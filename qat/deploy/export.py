@@ -13,10 +13,10 @@ from onnxscript import opset21 as op
 from torch import fx
 
 import qat.deploy.operators  # noqa: F401 - registers the operators translated below
+from qat.choose import check_name
 from qat.deploy.modules import IntegerLayer, Requantize
 from qat.deploy.targets import TARGETS, saturation_risk
 from qat.errors import QATError
-from qat.graph.config import one_of
 
 OPSET = 21
 
@@ -26,7 +26,7 @@ def _quantize(x, scale, zero_point):  # type: ignore[no-untyped-def]
 
 
 def _dequantize(codes, scale, zero_point=None, axis: int = 0):  # type: ignore[no-untyped-def]
-    # A zero-point input on a weight keeps onnxruntime from fusing the layer, so weights and biases have none.
+    # A zero-point input on a convolution's weight keeps onnxruntime from fusing it, so these and the biases have none.
     if zero_point is None:
         return op.DequantizeLinear(codes, scale, axis=axis)
     return op.DequantizeLinear(codes, scale, zero_point, axis=axis)
@@ -41,7 +41,7 @@ def export_onnx(converted: fx.GraphModule, example_inputs: tuple, path: str | Pa
         QATError: not a converted network.
         ConfigError: unknown target.
     """
-    one_of("target", target, list(TARGETS))
+    check_name("target", target, TARGETS)
     grids = _grids(converted)
     path = Path(path)
     inputs = [f"input_{i}" if i else "input" for i in range(len(example_inputs))]
@@ -78,12 +78,9 @@ def export_onnx(converted: fx.GraphModule, example_inputs: tuple, path: str | Pa
 
 def _grids(converted: fx.GraphModule) -> list[str]:
     """Names of the activation grids in the order the graph applies them."""
-    modules = dict(converted.named_modules(remove_duplicate=False)) if isinstance(converted, fx.GraphModule) else {}
-    names = (
-        [str(n.target) for n in converted.graph.nodes if n.op == "call_module" and isinstance(modules[str(n.target)], Requantize)]
-        if modules
-        else []
-    )
+    modules = dict(converted.named_modules(remove_duplicate=False))
+    nodes = converted.graph.nodes if isinstance(converted, fx.GraphModule) else ()
+    names = [str(n.target) for n in nodes if n.op == "call_module" and isinstance(modules[str(n.target)], Requantize)]
     if not names:
         raise QATError("export_onnx", type(converted).__name__, "a network from qat.convert", "Call qat.convert(prepared) first.")
     return names

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from qat.deploy.operators import dequantize, quantize
 from qat.fold.arithmetic import native
-from qat.fold.convolution import convolve
-from qat.fold.static import _without_parameters
+from qat.fold.convolution import convolve, without_parameters
 from qat.quant import QuantSpec
 
 
@@ -64,7 +63,7 @@ class IntegerLayer(nn.Module):
     def __init__(self, layer: Any, codes: Tensor, scale: Tensor, bias: Tensor, input_scale: Tensor | None, name: str):
         super().__init__()
         self.name = name
-        self.layer = _without_parameters(layer)
+        self.layer = without_parameters(layer)
         # Transposed layers of one group keep their own layout with the scale on axis 1; grouped ones have one scale for
         # each output channel, which no axis of the transposed layout has, so they are stored out-first and turned at run time.
         self.turned = bool(getattr(layer, "transposed", False)) and layer.groups > 1

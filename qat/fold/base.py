@@ -53,7 +53,7 @@ class FoldedConvBN(nn.Module):
             pair = " + ".join(type(m).__name__ for m in (conv, bn) if m is not None)
             raise QATError(pair, reason, "a pair that folds", "Leave it unfolded; STRATEGIES['static'] takes a layer alone.")
         self.conv, self.bn, self.weight_quantizer = conv, bn, weight_quantizer
-        self.activation = _activation(bn)
+        self.activation = built_in_activation(bn)
         self.name = ""
         self.always_frozen = self.always_frozen or isinstance(bn, FROZEN_NORMS)
         self.frozen = self.always_frozen
@@ -214,6 +214,7 @@ class FoldedConvBN(nn.Module):
         return weight_out_first if self.weight_quantizer is None else self.weight_quantizer(weight_out_first)
 
 
-def _activation(bn: nn.Module | None) -> nn.Module:
+def built_in_activation(bn: nn.Module | None) -> nn.Module:
+    """What a BatchNorm with an activation of its own (timm) applies after the normalisation; Identity for others."""
     parts = [part for part in (getattr(bn, "drop", None), getattr(bn, "act", None)) if part is not None and type(part) is not nn.Identity]
     return nn.Identity() if not parts else parts[0] if len(parts) == 1 else nn.Sequential(*parts)

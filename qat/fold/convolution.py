@@ -1,5 +1,6 @@
 """Runs a layer with other weights than its own."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -44,3 +45,11 @@ def convolve(conv: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
 def is_plain(conv: nn.Module) -> bool:
     """Whether the forward is torch's own, known to be linear in the weight and to add the bias."""
     return (type(conv) is nn.Linear or type(conv) in _FUNCTIONS or type(conv) in _TRANSPOSED) and "forward" not in conv.__dict__
+
+
+def without_parameters(conv: nn.Module) -> nn.Module:
+    """A copy that keeps only how the layer computes; `convolve` hands it weight and bias."""
+    bare = copy.deepcopy(conv)
+    for key in ("weight", "bias"):
+        bare.register_parameter(key, None)
+    return bare

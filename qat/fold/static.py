@@ -8,13 +8,13 @@ Integer graph simulated, and the training forward itself:
 W_fold and b_fold are the parameters. Nothing normalises in training: start from a trained float model with a small learning rate.
 """
 
-import copy
 from typing import Any
 
 from torch import Tensor, nn
 
 from qat.fold.arithmetic import fold_bias, fold_weight, native, out_first, sigma
 from qat.fold.base import FoldedConvBN
+from qat.fold.convolution import without_parameters
 
 
 def fold_once(conv: Any, bn: Any) -> tuple[Tensor, Tensor | None]:
@@ -44,7 +44,7 @@ class Static(FoldedConvBN):
         trained = [p for m in (conv, bn) if m is not None for p in m.parameters(recurse=False)]
         self.weight_fold = nn.Parameter(weight, requires_grad=self.conv.weight.requires_grad)
         self.bias_fold = None if bias is None else nn.Parameter(bias, requires_grad=any(p.requires_grad for p in trained))
-        self.conv, self.bn = _without_parameters(conv), None
+        self.conv, self.bn = without_parameters(conv), None
         self.batch_mean = self.batch_var = None  # type: ignore[assignment]
         self._start_ranges()
 
@@ -58,10 +58,3 @@ class Static(FoldedConvBN):
         if self.bias_fold is None:
             return self.weight_fold.new_zeros(self.weight_to_quantize().shape[0])
         return self.bias_fold
-
-
-def _without_parameters(conv: nn.Module) -> nn.Module:
-    bare = copy.deepcopy(conv)
-    for key in ("weight", "bias"):
-        bare.register_parameter(key, None)
-    return bare

@@ -75,11 +75,9 @@ def capture(model: nn.Module, example_inputs: tuple, keep: Callable[[str], bool]
     if str(training.graph) != str(evaluation.graph) and not _same_function(training, model, example_inputs):
         graph = evaluation
         notes.append("forward differs between training and evaluation: the evaluation branch was captured")
-    graph.train(model.training)
-    for (_, copied), (_, original) in zip(
-        graph.named_modules(), ((n, model.get_submodule(n)) for n, _ in graph.named_modules()), strict=True
-    ):
-        copied.training = original.training
+    modes = {name: module.training for name, module in model.named_modules(remove_duplicate=False)}
+    for name, module in graph.named_modules():
+        module.training = modes.get(name, model.training)
     _annotate(graph, example_inputs)
     return graph, notes
 

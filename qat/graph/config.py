@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from qat.choose import check_name
 from qat.errors import ConfigError
 from qat.fold import STRATEGIES
 from qat.quant import RANGES, QuantSpec
@@ -18,14 +18,6 @@ _SPEC_KEYS = tuple(f.name for f in fields(QuantSpec))
 
 def _activation_default() -> QuantSpec:
     return QuantSpec(bits=8, symmetric=False, per_channel=False)
-
-
-def one_of(where: str, value: str, known: list[str]) -> None:
-    """Raise ConfigError with the closest match when `value` is not one of `known`."""
-    if value not in known:
-        close = difflib.get_close_matches(str(value), known, n=1)
-        hint = f"Did you mean '{close[0]}'?" if close else "Use one of those names."
-        raise ConfigError(where, f"'{value}'", "one of " + ", ".join(known), hint)
 
 
 @dataclass(frozen=True)
@@ -56,16 +48,16 @@ class QATConfig:
     fold_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        one_of("QATConfig.fold", self.fold, list(STRATEGIES))
-        one_of("QATConfig.weight_range", self.weight_range, _RANGES)
-        one_of("QATConfig.activation_range", self.activation_range, _RANGES)
+        check_name("QATConfig.fold", self.fold, STRATEGIES)
+        check_name("QATConfig.weight_range", self.weight_range, _RANGES)
+        check_name("QATConfig.activation_range", self.activation_range, _RANGES)
         if self.activation.per_channel:
             raise ConfigError("QATConfig.activation", "per_channel=True", "one scale per activation tensor", "Set per_channel=False.")
         for pattern, layer in self.overrides.items():
             for key, value in layer.items():
-                one_of(f"QATConfig.overrides['{pattern}']", key, list(_LAYER_KEYS))
+                check_name(f"QATConfig.overrides['{pattern}']", key, _LAYER_KEYS)
                 for name in value if isinstance(value, dict) else ():
-                    one_of(f"QATConfig.overrides['{pattern}']['{key}']", name, [*_SPEC_KEYS, "range"])
+                    check_name(f"QATConfig.overrides['{pattern}']['{key}']", name, [*_SPEC_KEYS, "range"])
 
     def _override(self, name: str, kind: str) -> dict[str, Any]:
         merged: dict[str, Any] = {}

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import nn
 
+from qat.fold.base import built_in_activation
 from qat.fold.static import fold_once
 from qat.graph.capture import capture
-from qat.graph.match import match
+from qat.graph.match import match, replace_norm
 from qat.graph.prepared import QuantGraph
 
 
@@ -34,15 +35,5 @@ def fold(model: nn.Module, example_inputs: tuple) -> QuantGraph:
         layer.weight = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
         assert bias is not None  # a BatchNorm always leaves one
         layer.bias = nn.Parameter(bias, requires_grad=layer.weight.requires_grad)
-        activation = [m for m in (getattr(bn, "drop", None), getattr(bn, "act", None)) if m is not None and type(m) is not nn.Identity]
-        if activation:
-            graph.set_submodule(str(pair.norm.target), activation[0] if len(activation) == 1 else nn.Sequential(*activation))
-        else:
-            pair.norm.replace_all_uses_with(pair.layer)
-            graph.graph.erase_node(pair.norm)
-    graph.graph.lint()
-    graph.delete_all_unused_submodules()
-    folded = QuantGraph(graph, graph.graph)
-    folded.meta["fold_report"] = report
-    folded.train(model.training)
-    return folded
+        replace_norm(graph, pair, built_in_activation(bn))
+    return QuantGraph.finished(graph, report, model.training)

@@ -146,7 +146,7 @@ def keeps_scale(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
         return False
     if node.target is F.interpolate:
         return _argument(node, 3, "mode", "nearest") in ("nearest", "nearest-exact")
-    if node.target in (F.pad, torch.nn.functional.pad):
+    if node.target is F.pad:
         return _argument(node, 2, "mode", "constant") != "constant" or _argument(node, 3, "value", None) in (None, 0)
     return node.target in _KEEPING_FUNCTIONS
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from qat.fold.foldable import FROZEN_NORMS
 from qat.fold.statistics import Pool, batch_statistics
 
 
@@ -41,7 +42,7 @@ class LeftBatchNorm(nn.Module):
         self.bn.train(self.training)
 
     def start_pooling(self) -> None:
-        self._pool = Pool() if getattr(self.bn, "running_mean", None) is not None else None
+        self._pool = None if isinstance(self.bn, FROZEN_NORMS) or self.bn.running_mean is None else Pool()
 
     def finish_pooling(self) -> None:
         pool, self._pool = self._pool, None

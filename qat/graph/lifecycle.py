@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from qat.choose import check_name
 from qat.errors import QATError
 from qat.fold import STRATEGIES, FoldedConvBN
 from qat.fold.refold import refold as refold_layer
-from qat.graph.config import one_of
 from qat.graph.left_norm import LeftBatchNorm
 from qat.graph.place import QUANTIZERS
 from qat.graph.prepared import QuantGraph
@@ -121,7 +121,7 @@ def refold(prepared: QuantGraph, fold: str) -> QuantGraph:
         ConfigError: unknown strategy.
         QATError: a strategy that cannot follow (from 'static', whose BatchNorm is gone; scale_merge on per-tensor weights).
     """
-    one_of("refold", fold, list(STRATEGIES))
+    check_name("refold", fold, STRATEGIES)
     changed = copy.deepcopy(prepared)
     layers = folded_layers(changed)
     for name, _ in prepared.fold_report.folded:

@@ -86,3 +86,16 @@ def _reason(norm: fx.Node, modules: dict[str, nn.Module], calls: Counter, shared
 def _shared_parameters(graph: fx.GraphModule) -> set[int]:
     owners = Counter(id(p) for m in graph.modules() for p in m.parameters(recurse=False))
     return {key for key, count in owners.items() if count > 1}
+
+
+def replace_norm(graph: fx.GraphModule, pair: Pair, activation: nn.Module) -> None:
+    """Take the folded BatchNorm out of the graph; an activation it had built in takes its place and name."""
+    if type(activation) is nn.Identity:
+        pair.layer.meta["tensor_meta"] = pair.norm.meta["tensor_meta"]
+        pair.norm.replace_all_uses_with(pair.layer)
+        graph.graph.erase_node(pair.norm)
+        return
+    for module in activation.modules():
+        if hasattr(module, "inplace"):
+            setattr(module, "inplace", False)  # noqa: B010 - not an attribute nn.Module declares
+    graph.set_submodule(str(pair.norm.target), activation)

@@ -14,7 +14,7 @@ from qat.graph.capture import capture
 from qat.graph.config import QATConfig
 from qat.graph.kinds import BATCH_NORMS, WEIGHTED
 from qat.graph.left_norm import LeftBatchNorm
-from qat.graph.match import Pair, match
+from qat.graph.match import Pair, match, replace_norm
 from qat.graph.place import place_quantizers
 from qat.graph.prepared import QuantGraph
 from qat.graph.report import FoldReport
@@ -49,12 +49,7 @@ def prepare(model: nn.Module, example_inputs: tuple, config: QATConfig | None = 
     _quantize_other_layers(graph, config, report)
     _wrap_left_norms(graph)
     place_quantizers(graph, config)
-    graph.graph.lint()
-    graph.delete_all_unused_submodules()
-    prepared = QuantGraph(graph, graph.graph)
-    prepared.meta["fold_report"] = report
-    prepared.train(model.training)
-    return prepared
+    return QuantGraph.finished(graph, report, model.training)
 
 
 def _check_overrides(model: nn.Module, graph: fx.GraphModule, config: QATConfig) -> None:
@@ -85,16 +80,8 @@ def _fold_pair(graph: fx.GraphModule, pair: Pair, config: QATConfig, training: b
         layer.freeze()
     activation, layer.activation = layer.activation, nn.Identity()
     graph.set_submodule(name, layer)
-    pair.layer.meta["tensor_meta"] = pair.norm.meta["tensor_meta"]
-    if type(activation) is nn.Identity:
-        pair.norm.replace_all_uses_with(pair.layer)
-        graph.graph.erase_node(pair.norm)
-    else:
-        for module in activation.modules():
-            if getattr(module, "inplace", False) is True:
-                setattr(module, "inplace", False)  # noqa: B010 - not an attribute nn.Module declares
-        graph.set_submodule(norm_name, activation)
-        bn.drop, bn.act = nn.Identity(), nn.Identity()
+    replace_norm(graph, pair, activation)
+    bn.drop, bn.act = nn.Identity(), nn.Identity()
 
 
 def _quantize_other_layers(graph: fx.GraphModule, config: QATConfig, report: FoldReport) -> None:

@@ -12,6 +12,16 @@ from qat.graph.report import FoldReport
 class QuantGraph(fx.GraphModule):
     """GraphModule with a fold report. `meta` holds plain state: it is what fx carries through deepcopy."""
 
+    @classmethod
+    def finished(cls, graph: fx.GraphModule, report: FoldReport, training: bool) -> QuantGraph:
+        """Check and tidy a rewritten graph, and attach its report."""
+        graph.graph.lint()
+        graph.delete_all_unused_submodules()
+        done = cls(graph, graph.graph)
+        done.meta["fold_report"] = report
+        done.train(training)
+        return done
+
     @property
     def fold_report(self) -> FoldReport:
         return self.meta["fold_report"]

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
+from qat.choose import check_name
 from qat.errors import ConfigError
-from qat.train.choose import check_name
 
 
 class JointConfigError(ConfigError):

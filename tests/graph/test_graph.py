@@ -150,3 +150,32 @@ def test_bad_input_is_one_clear_line(call, words, x):
     with pytest.raises(qat.QATError, match=words) as error:
         call(x)
     assert "\n" not in str(error.value)
+
+
+class FunctionalDropout(nn.Module):
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
+def test_functional_dropout_follows_train_and_eval(x):
+    prepared = qat.prepare(nn.Sequential(nn.Conv2d(3, 3, 1), FunctionalDropout()).train(), (x,))
+    qat.set_fake_quant(prepared, weights=False, activations=False)
+    assert (prepared(x) == 0).any()
+    assert not (prepared.eval()(x) == 0).any()
+
+
+class LayerScale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+        self.factor = nn.Parameter(torch.full((3, 1, 1), 0.01))
+
+    def forward(self, x):
+        return self.conv(x) * self.factor
+
+
+def test_a_parameter_in_the_graph_is_quantized_by_its_own_range(x):
+    model = LayerScale().eval()
+    prepared = qat.prepare(model, (x,))
+    qat.calibrate(prepared, [x])
+    torch.testing.assert_close(qat.convert(prepared)(x), model(x), rtol=0, atol=0.02 * model(x).abs().max().item())

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from qat.train.choose import check_name
+from qat.choose import check_name
 from qat.train.data.cifar10 import Cifar10
 from qat.train.data.digits import Digits
 from qat.train.data.image_data import ImageData

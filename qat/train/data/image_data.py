@@ -7,8 +7,8 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from qat.choose import check_name
 from qat.errors import ConfigError
-from qat.train.choose import check_name
 from qat.train.data.augment import AUGMENTS
 from qat.train.data.loader import ResumableLoader
 from qat.train.data.pictures import Batches, Pictures, Splits

@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import nn
 
+from qat.choose import check_name
 from qat.errors import ConfigError
-from qat.train.choose import check_name
 from qat.train.models.checkpoint import load_checkpoint
 from qat.train.models.small_input import adapt
 from qat.train.models.sources import SOURCES

@@ -11,8 +11,8 @@ import timm
 import torchvision
 from torch import nn
 
+from qat.choose import check_name
 from qat.errors import ConfigError
-from qat.train.choose import check_name
 from qat.train.models.narrow import NETWORKS
 
 Options = dict[str, Any]
