@@ -13,13 +13,12 @@ from torch import Tensor, fx, nn
 from qat.deploy.modules import IntegerLayer, Requantize
 from qat.errors import QATError
 from qat.fold import FoldedConvBN
-from qat.graph.kinds import keeps_scale
+from qat.graph.kinds import is_clip_node, keeps_scale, module_of
 from qat.graph.left_norm import LeftBatchNorm
-from qat.graph.place import QUANTIZERS
+from qat.graph.place import QUANTIZERS, quantizer_behind
 from qat.graph.prepared import QuantGraph
 from qat.quant import FakeQuantizer
-
-_BIAS_LIMIT = 2**31 - 1
+from qat.quant.bias import INT32_MAX
 
 
 def convert(prepared: QuantGraph) -> QuantGraph:
@@ -36,6 +35,7 @@ def convert(prepared: QuantGraph) -> QuantGraph:
             "convert", type(prepared).__name__, "a network from qat.prepare", "Call qat.prepare and qat.calibrate or train first."
         )
     graph = copy.deepcopy(prepared).eval().cpu()
+    _one_module_a_call(graph)
     with torch.no_grad():
         _replace(graph, FakeQuantizer, lambda quantizer, node, modules: _grid(quantizer, node, graph))
         _replace(graph, FoldedConvBN, _integer_layer)
@@ -44,6 +44,20 @@ def convert(prepared: QuantGraph) -> QuantGraph:
     graph.meta = {**prepared.meta, "converted": True}
     graph.recompile()
     return graph.eval()
+
+
+def _one_module_a_call(graph: fx.GraphModule) -> None:
+    """Copy layers that are called more than once: each call has the bias of its own input's scale."""
+    seen: set[int] = set()
+    for node in graph.graph.nodes:
+        layer = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if not isinstance(layer, FoldedConvBN):
+            continue
+        if id(layer) in seen:
+            name = f"{node.target!s}_{node.name}"
+            graph.set_submodule(name, copy.deepcopy(layer))
+            node.target = name
+        seen.add(id(layer))
 
 
 def _replace(graph: fx.GraphModule, kind: type[nn.Module], build: Callable[[Any, fx.Node, dict[str, nn.Module]], nn.Module]) -> None:
@@ -65,7 +79,7 @@ def _repeat_kept_grids(graph: fx.GraphModule) -> None:
             continue
         if all(keeps_scale(user, modules) for user in node.users):
             continue
-        source = _grid_behind(node, modules)
+        source = quantizer_behind(node, modules, Requantize)
         if source is None:
             continue
         name = f"{QUANTIZERS}.{node.name}"
@@ -75,19 +89,6 @@ def _repeat_kept_grids(graph: fx.GraphModule) -> None:
             repeated = graph.graph.call_module(name, (node,))
         repeated.meta["tensor_meta"] = meta
         node.replace_all_uses_with(repeated, delete_user_cb=lambda user, keep=repeated: user is not keep)
-
-
-def _grid_behind(node: fx.Node, modules: dict[str, nn.Module]) -> Requantize | None:
-    """The grid of the tensor a node reads, found behind the operations that keep it; None where it is not quantized."""
-    source: Any = node.args[0] if node.args else None
-    while isinstance(source, fx.Node):
-        module = modules[str(source.target)] if source.op == "call_module" else None
-        if isinstance(module, Requantize):
-            return module
-        if not keeps_scale(source, modules) or not source.args:
-            return None
-        source = source.args[0]
-    return None
 
 
 def _grid(quantizer: FakeQuantizer, node: fx.Node, graph: fx.GraphModule) -> Requantize:
@@ -111,16 +112,27 @@ def _integer_layer(layer: FoldedConvBN, node: fx.Node, modules: dict[str, nn.Mod
     if layer.weight_quantizer is None:
         raise QATError(name, "no weight quantizer", "a layer with quantized weights", "Prepare the network with qat.prepare.")
     codes, scale, bias = layer.integer()
-    grid = _grid_behind(node, modules)
-    input_scale = None if grid is None else grid.scale
-    if input_scale is not None:
-        codes, scale = _make_bias_fit(codes, scale, bias, input_scale, name)
-    return IntegerLayer(layer.conv, codes, scale, bias, input_scale, name)
+    grid = quantizer_behind(node, modules, Requantize)
+    if grid is not None:
+        codes, scale = _make_bias_fit(codes, scale, bias, grid.scale, name)
+    return IntegerLayer(layer.conv, codes, scale, bias, grid, _grid_ahead(node, modules), name)
+
+
+def _grid_ahead(node: fx.Node, modules: dict[str, nn.Module]) -> Requantize | None:
+    """The grid that a layer's output is put on with nothing but a clip in between, as kernels fuse it; None otherwise."""
+    while len(node.users) == 1:
+        (node,) = node.users
+        module = module_of(node, modules)
+        if isinstance(module, Requantize):
+            return module
+        if not is_clip_node(node, modules):
+            return None
+    return None
 
 
 def _make_bias_fit(codes: Tensor, scale: Tensor, bias: Tensor, input_scale: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Raise the weight scale of nearly dead channels whose int32 bias would overflow, and requantize their weights."""
-    needed = bias.abs().double() / (input_scale.double() * _BIAS_LIMIT)
+    needed = bias.abs().double() / (input_scale.double() * INT32_MAX)
     short = needed > scale.double()
     if not bool(short.any()):
         return codes, scale

@@ -11,6 +11,10 @@ from qat.deploy.operators import dequantize, quantize
 from qat.fold.arithmetic import native
 from qat.fold.convolution import convolve, without_parameters
 from qat.quant import QuantSpec
+from qat.quant.bias import bias_codes
+
+# Float32 holds every integer below this, so that sums of integer products below it are exact in any order.
+_EXACT_FLOAT32 = 2**24
 
 
 class Requantize(nn.Module):
@@ -33,6 +37,11 @@ class Requantize(nn.Module):
         ends = torch.tensor([spec.qmin, spec.qmax], dtype=torch.float32) - float(zero_point)
         self.clip = None if full else tuple((ends * float(scale)).tolist())
 
+    @property
+    def largest_code(self) -> int:
+        """Largest |q - zero point| on the grid."""
+        return max(self.spec.qmax - int(self.zero_point), int(self.zero_point) - self.spec.qmin)
+
     def codes(self, x: Tensor) -> Tensor:
         """Integers of x, (same shape), int8 or uint8."""
         if self.clip is not None:
@@ -44,23 +53,39 @@ class Requantize(nn.Module):
 
 
 class IntegerLayer(nn.Module):
-    """Convolution or linear layer with int8 weights and int32 biases; the arithmetic of DequantizeLinear -> Conv.
+    """Convolution or linear layer with int8 weights and int32 biases.
+
+    An exporter sees DequantizeLinear -> Conv. Called otherwise it computes what an integer kernel computes: exact sums, and in front of
+    `output_grid` the one float32 multiplier s_x s_w / s_y [J17 eq. 4-5]; the values then are multiples of s_y in float64, exact.
 
     Args:
         layer: the float layer: stride, padding and forward are taken from it, its parameters are not.
         codes: integer weights in out-first layout (C_out, C_in/g, *k).
         scale: () or (C_out,).
         bias: float bias (C_out,).
-        input_scale: scale of the input tensor, or None where the input is not quantized (the bias then stays float).
+        input_grid: grid of the input tensor, or None where the input is not quantized (bias and sums then stay float).
+        output_grid: grid that directly, or through a clip, follows the layer; None where something else is computed in between.
         name: qualified name, for errors.
     """
 
     codes: Tensor
     scale: Tensor
     bias: Tensor
+    bias_scale: Tensor | None
+    input_scale: Tensor | None
+    output_scale: Tensor | None
     layer: Any
 
-    def __init__(self, layer: Any, codes: Tensor, scale: Tensor, bias: Tensor, input_scale: Tensor | None, name: str):
+    def __init__(
+        self,
+        layer: Any,
+        codes: Tensor,
+        scale: Tensor,
+        bias: Tensor,
+        input_grid: Requantize | None,
+        output_grid: Requantize | None,
+        name: str,
+    ):
         super().__init__()
         self.name = name
         self.layer = without_parameters(layer)
@@ -76,15 +101,21 @@ class IntegerLayer(nn.Module):
         # onnxruntime turns int8 into uint8 for machines without VNNI; for a Gemm it then needs a zero point a column to turn too.
         zero_points = torch.zeros(self.scale.shape, dtype=torch.int8) if self.columns else None
         self.register_buffer("zero_points", zero_points)
-        if input_scale is None:
+        self.register_buffer("input_scale", None if input_grid is None else input_grid.scale.clone())
+        self.register_buffer("output_scale", None if output_grid is None else output_grid.scale.clone())
+        if input_grid is None:
             self.register_buffer("bias", bias.detach().float().clone())
-            self.bias_scale = None
-        else:
-            bias_scale = (self.scale * input_scale.float()).expand_as(bias).contiguous()
-            self.register_buffer("bias", torch.round(bias.double() / bias_scale.double()).to(torch.int32))
-            self.register_buffer("bias_scale", bias_scale)
+            self.register_buffer("bias_scale", None)
+            return
+        bias_scale = (self.scale * input_grid.scale).expand_as(bias).contiguous()
+        self.register_buffer("bias", bias_codes(bias, bias_scale))
+        self.register_buffer("bias_scale", bias_scale)
+        largest = codes.abs().flatten(1).sum(1).max() * input_grid.largest_code
+        self.sum_dtype = torch.float32 if largest < _EXACT_FLOAT32 else torch.float64
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.input_scale is not None and self.bias_scale is not None and not torch.compiler.is_exporting():
+            return self._integer_forward(x, self.input_scale, self.bias_scale)
         weight = dequantize(self.codes, self.scale, self.zero_points, self.axis)
         if self.turned:
             weight = native(weight, self.layer)
@@ -92,3 +123,15 @@ class IntegerLayer(nn.Module):
         if self.columns:
             return torch.addmm(bias, x, weight) if x.dim() == 2 else x @ weight + bias
         return convolve(self.layer, x, weight, bias)
+
+    def _integer_forward(self, x: Tensor, input_scale: Tensor, bias_scale: Tensor) -> Tensor:
+        steps = (x / input_scale).round_().to(self.sum_dtype)
+        codes = self.codes.to(self.sum_dtype)
+        weight = codes.T if self.columns else native(codes, self.layer) if self.turned else codes
+        sums = convolve(self.layer, steps, weight, None).double()
+        channels = [-1] if isinstance(self.layer, nn.Linear) else [-1] + [1] * (codes.dim() - 2)
+        sums += self.bias.double().view(channels)
+        if self.output_scale is None:
+            return (sums * bias_scale.double().view(channels)).float()
+        multiplier = bias_scale / self.output_scale
+        return (sums.float() * multiplier.view(channels)).double() * self.output_scale.double()

@@ -15,6 +15,7 @@ from qat.fold.convolution import convolve
 from qat.fold.foldable import FROZEN_NORMS, check_foldable
 from qat.fold.statistics import Count, Pool, batch_statistics, move_running
 from qat.quant import FakeQuantizer
+from qat.quant.bias import round_bias
 
 
 class FoldedConvBN(nn.Module):
@@ -59,6 +60,8 @@ class FoldedConvBN(nn.Module):
         self.frozen = self.always_frozen
         self._seen_batch = False
         self._pool: Pool | None = None
+        # In a tuple: the quantizer belongs to the graph and must not be saved, moved or switched as a part of this layer.
+        self._input_quantizer: tuple[FakeQuantizer, ...] = ()
         # Over another rank than the layer's own a BatchNorm would take another axis for the channels.
         self._rank = conv.weight.dim() if bn is not None and isinstance(conv.weight, Tensor) else None
         for key in ("batch_mean", "batch_var"):
@@ -74,6 +77,14 @@ class FoldedConvBN(nn.Module):
     @property
     def beta(self) -> Tensor:
         return torch.zeros_like(self.bn.running_mean) if self.bn.bias is None else self.bn.bias
+
+    @property
+    def input_quantizer(self) -> FakeQuantizer | None:
+        """Quantizer of the tensor this layer reads. With one, the inference forward rounds its bias to steps of s_x s_w, as int32 does."""
+        return self._input_quantizer[0] if self._input_quantizer else None
+
+    def set_input_quantizer(self, quantizer: FakeQuantizer | None) -> None:
+        self._input_quantizer = () if quantizer is None else (quantizer,)
 
     @property
     def sigma(self) -> Tensor:
@@ -99,7 +110,9 @@ class FoldedConvBN(nn.Module):
         return quantizer.codes(weight), quantizer.qparams_for(weight)[0], self._folded_bias()
 
     def inference_forward(self, x: Tensor) -> Tensor:
-        return self.activation(convolve(self.conv, x, *self.quantized()))
+        weight, bias = self.quantized()
+        step = self._bias_step()
+        return self.activation(convolve(self.conv, x, weight, bias if step is None else round_bias(bias, step)))
 
     def training_forward(self, x: Tensor) -> Tensor:
         """The strategy: forward with the statistics alive, activation included. Side effects: `record`."""
@@ -209,6 +222,21 @@ class FoldedConvBN(nn.Module):
 
     def _folded_bias(self) -> Tensor:
         return fold_bias(self.conv.bias, self.gamma, self.beta, self.bn.running_mean, self.sigma)
+
+    @torch.no_grad()
+    def weight_scale(self) -> Tensor:
+        """Scale of the weight codes of `integer`, () or (C_out); in training that of the last forward."""
+        quantizer = self.weight_quantizer
+        if quantizer.training and quantizer.initialized:
+            return quantizer.current_scale()
+        return quantizer.qparams_for(self.weight_to_quantize())[0]
+
+    def _bias_step(self) -> Tensor | None:
+        """s_x s_w, () or (C_out); None while the weight or the input is not on an integer grid."""
+        weight, x = self.weight_quantizer, self.input_quantizer
+        if x is None or not (x.enabled and x.initialized) or not (isinstance(weight, FakeQuantizer) and weight.enabled):
+            return None
+        return self.weight_scale() * x.current_scale()
 
     def _quantize(self, weight_out_first: Tensor) -> Tensor:
         return weight_out_first if self.weight_quantizer is None else self.weight_quantizer(weight_out_first)

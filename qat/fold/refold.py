@@ -51,6 +51,7 @@ def refold(module: FoldedConvBN, strategy: str, **options: Any) -> FoldedConvBN:
         quantizer = _converted(module, quantizer)
     refolded = kind(module.conv, module.bn, quantizer, **options)
     refolded.activation, refolded.name = module.activation, module.name
+    refolded.set_input_quantizer(module.input_quantizer)
     refolded.frozen = refolded.always_frozen or (module.frozen and not module.always_frozen)
     return refolded.train(module.training)
 

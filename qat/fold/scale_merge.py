@@ -25,10 +25,16 @@ from qat.fold.statistics import Count, batch_statistics
 
 def merged(codes: Tensor, scale: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     """Eq. 41: integers (C_out, C_in/g, *k) and scales (C_out) that take the factor gamma / sigma (C_out) of either sign, or 0."""
+    scaled, dead = merged_scale(scale, factor)
+    sign = torch.where(dead, 0, factor.sign()).to(codes.dtype)
+    return codes * per_row(sign, codes), scaled
+
+
+def merged_scale(scale: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """(scales that take the factor, where the factor is too small to be taken and the integers are 0 instead), (C_out) each."""
     scaled = factor.abs() * scale
     dead = scaled < torch.finfo(scaled.dtype).tiny
-    sign = torch.where(dead, 0, factor.sign()).to(codes.dtype)
-    return codes * per_row(sign, codes), torch.where(dead, scale, scaled)
+    return torch.where(dead, scale, scaled), dead
 
 
 class ScaleMerge(FoldedConvBN):
@@ -66,6 +72,10 @@ class ScaleMerge(FoldedConvBN):
         self.check_signs()
         codes, scale, bias = super().integer()
         return *merged(codes, scale, self._factor), bias
+
+    @torch.no_grad()
+    def weight_scale(self) -> Tensor:
+        return merged_scale(super().weight_scale(), self._factor)[0]
 
     def weight_to_quantize(self) -> Tensor:
         return at_least_float32(out_first(self.conv.weight, self.conv))

@@ -42,6 +42,10 @@ _ACTIVATION_NAMES = (
 )
 _ACTIVATION_FUNCTIONS: set[Any] = {getattr(space, name) for space in (torch, F) for name in _ACTIVATION_NAMES if hasattr(space, name)}
 
+_CLIP_MODULES = (nn.ReLU, nn.ReLU6, nn.Hardtanh)
+_CLIP_NAMES = {"relu", "relu6", "hardtanh", "clamp", "clip"}
+_CLIP_FUNCTIONS: set[Any] = {getattr(space, name) for space in (torch, F) for name in _CLIP_NAMES if hasattr(space, name)}
+
 # One grid describes the output of these as well as the input: they move, select or drop values, zero included.
 _KEEPING_MODULES = (
     nn.Identity,
@@ -129,6 +133,15 @@ def is_activation_node(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     if node.op == "call_method":
         return str(node.target) in _ACTIVATION_NAMES
     return node.op == "call_function" and node.target in _ACTIVATION_FUNCTIONS
+
+
+def is_clip_node(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """An activation that only limits values, which integer kernels do on the integers."""
+    if node.op == "call_module":
+        return isinstance(modules[str(node.target)], _CLIP_MODULES)
+    if node.op == "call_method":
+        return str(node.target) in _CLIP_NAMES
+    return node.op == "call_function" and node.target in _CLIP_FUNCTIONS
 
 
 def keeps_scale(node: fx.Node, modules: dict[str, nn.Module]) -> bool:

@@ -10,13 +10,17 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 from torch import fx, nn
 
+from qat.fold import FoldedConvBN
 from qat.graph.config import QATConfig
-from qat.graph.kinds import is_activation_node, keeps_scale
+from qat.graph.kinds import is_activation_node, keeps_scale, module_of
 from qat.quant import FakeQuantizer
 
 QUANTIZERS = "quantizers"
+Quantizer = TypeVar("Quantizer", bound=nn.Module)
 
 
 def place_quantizers(graph: fx.GraphModule, config: QATConfig) -> None:
@@ -33,6 +37,31 @@ def place_quantizers(graph: fx.GraphModule, config: QATConfig) -> None:
             quantized = graph.graph.call_module(quantizer.name, (node,))
         quantized.meta["tensor_meta"] = node.meta["tensor_meta"]
         node.replace_all_uses_with(quantized, delete_user_cb=lambda user, keep=quantized: user is not keep)
+
+
+def quantizer_behind(node: fx.Node, modules: dict[str, nn.Module], kind: type[Quantizer]) -> Quantizer | None:
+    """The `kind` that gave the tensor a node reads its grid, found behind the operations that keep it; None where there is none."""
+    source: Any = node.args[0] if node.args else None
+    while isinstance(source, fx.Node):
+        module = module_of(source, modules)
+        if isinstance(module, kind):
+            return module
+        if not keeps_scale(source, modules) or not source.args:
+            return None
+        source = source.args[0]
+    return None
+
+
+def tell_layers_their_input(graph: fx.GraphModule) -> None:
+    """Give each FoldedConvBN the quantizer of the tensor it reads; none where its calls read tensors of different grids."""
+    modules = dict(graph.named_modules(remove_duplicate=False))
+    found: dict[FoldedConvBN, set[FakeQuantizer | None]] = {}
+    for node in graph.graph.nodes:
+        layer = module_of(node, modules)
+        if isinstance(layer, FoldedConvBN):
+            found.setdefault(layer, set()).add(quantizer_behind(node, modules, FakeQuantizer))
+    for layer, quantizers in found.items():
+        layer.set_input_quantizer(quantizers.pop() if len(quantizers) == 1 else None)
 
 
 def _needs_quantizer(node: fx.Node, modules: dict[str, nn.Module], config: QATConfig) -> bool:

@@ -15,7 +15,7 @@ from qat.graph.config import QATConfig
 from qat.graph.kinds import BATCH_NORMS, WEIGHTED
 from qat.graph.left_norm import LeftBatchNorm
 from qat.graph.match import Pair, match, replace_norm
-from qat.graph.place import place_quantizers
+from qat.graph.place import place_quantizers, tell_layers_their_input
 from qat.graph.prepared import QuantGraph
 from qat.graph.report import FoldReport
 from qat.quant import FakeQuantizer
@@ -49,6 +49,7 @@ def prepare(model: nn.Module, example_inputs: tuple, config: QATConfig | None = 
     _quantize_other_layers(graph, config, report)
     _wrap_left_norms(graph)
     place_quantizers(graph, config)
+    tell_layers_their_input(graph)
     return QuantGraph.finished(graph, report, model.training)
 
 

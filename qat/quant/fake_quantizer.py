@@ -91,6 +91,10 @@ class FakeQuantizer(QuantizerState):
             raise self._no_range()
         return scale.clone(), zero_point.clone()
 
+    def current_scale(self) -> Tensor:
+        """Scale of the last forward, () or (C,), detached. Outside training a range of the tensor at hand leaves no trace here."""
+        return (effective(self.scale, self.zero_point, self.spec)[0] if self.range == LEARNED else self.scale).detach()
+
     def codes(self, x: Tensor) -> Tensor:
         """Integers (int32, the shape of x) behind forward's output. Raises QATError when there is no range yet."""
         return quantize(x.detach(), *self.qparams_for(x), self.spec, self.axis)

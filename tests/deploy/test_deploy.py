@@ -79,6 +79,102 @@ def test_an_overflowing_bias_raises_the_scale_and_says_where():
     torch.testing.assert_close(converted(X)[:, 1], expected[:, 1], rtol=1e-2, atol=1e-2)
 
 
+def dead_input() -> nn.Sequential:
+    """Channel 0 of the depthwise layer reads nothing but 0 and has a variance to match: its folded weights are 30000 times the others'."""
+    torch.manual_seed(0)
+    model = randomize(
+        nn.Sequential(
+            nn.Conv2d(3, 4, 1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Conv2d(4, 4, 3, 1, 1, groups=4),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Conv2d(4, 4, 1),
+        )
+    )
+    model[1].bias.data[0] = -100.0
+    model[4].running_mean[0], model[4].running_var[0] = model[3].bias.data[0], 1e-12
+    model[4].bias.data[0], model[4].eps = 0.31, 1e-9
+    return model.eval()
+
+
+def integers(prepared, name, x):
+    """Output codes of an activation quantizer in the eval forward of the trained network."""
+    seen = []
+    quantizer = prepared.get_submodule(name)
+    handle = quantizer.register_forward_hook(lambda module, inputs, output: seen.append(module.codes(inputs[0])))
+    prepared(x)
+    handle.remove()
+    return seen[0]
+
+
+@pytest.mark.parametrize("strategy", qat.STRATEGIES)
+def test_a_dead_filter_with_huge_weights_is_simulated_as_it_is_shipped(strategy, tmp_path):
+    prepared = qat.prepare(dead_input(), (X,), qat.QATConfig(fold=strategy))
+    qat.calibrate(prepared, [X])
+    trained = integers(prepared, "quantizers._5", X)
+    converted = qat.convert(prepared)
+    shipped = converted.get_submodule("quantizers._5").codes(
+        converted.get_submodule("3")(
+            converted.get_submodule("quantizers._2")(
+                torch.relu(converted.get_submodule("0")(converted.get_submodule("quantizers.input_1")(X)))
+            )
+        )
+    )
+    assert (trained - shipped).abs().max() <= 1 and (trained != shipped).float().mean() <= 1e-3
+    qat.freeze_bn(prepared)
+    prepared.train()
+    qat.freeze_ranges(prepared)
+    assert torch.equal(integers(prepared, "quantizers._5", X), trained)
+    prepared.eval().get_submodule("3").set_input_quantizer(None)  # the bias as it was before rounding: not what is shipped
+    assert (integers(prepared, "quantizers._5", X)[:, 0] - shipped[:, 0]).abs().max() > 1
+    path = qat.export_onnx(converted, (X,), tmp_path / "m.onnx")
+    assert qat.verify(converted, path, [X]).identical == 1.0
+
+
+def test_converted_layers_compute_the_runtimes_integers_exactly(tmp_path):
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU6(),
+        nn.Conv2d(32, 32, 3, padding=1, groups=32),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 1),
+        nn.BatchNorm2d(64),
+        nn.Conv2d(64, 16, 3),
+        nn.Flatten(),
+        nn.Linear(16 * 36, 10),
+    )
+    prepared = calibrated(model, weight=qat.QuantSpec(per_channel=True))
+    converted = qat.convert(prepared)
+    path = qat.export_onnx(converted, (X,), tmp_path / "m.onnx")
+    report = qat.verify(converted, path, [torch.randn(64, 3, 8, 8, generator=torch.Generator().manual_seed(s)) for s in range(4)])
+    assert report.max_lsb == 0 and sum(row.compared for row in report.tensors) > 1e6
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.fc(torch.relu(self.fc(x) * 7.0))))
+
+
+def test_a_layer_called_twice_has_the_bias_of_each_input(tmp_path):
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    prepared = qat.prepare(Twice().eval(), (x,), qat.QATConfig())
+    qat.calibrate(prepared, [x])
+    converted = qat.convert(prepared)
+    scale = converted.get_submodule("quantizers.last").scale
+    assert ((converted(x) - prepared(x)).abs() <= 1.001 * scale).all()
+    assert qat.verify(converted, qat.export_onnx(converted, (x,), tmp_path / "m.onnx"), [x]).max_lsb <= 1
+
+
 def test_errors_are_one_line(tmp_path):
     converted = qat.convert(calibrated(Residual()))
     path = qat.export_onnx(converted, (X,), tmp_path / "m.onnx")

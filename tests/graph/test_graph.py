@@ -179,3 +179,29 @@ def test_a_parameter_in_the_graph_is_quantized_by_its_own_range(x):
     prepared = qat.prepare(model, (x,))
     qat.calibrate(prepared, [x])
     torch.testing.assert_close(qat.convert(prepared)(x), model(x), rtol=0, atol=0.02 * model(x).abs().max().item())
+
+
+@pytest.mark.parametrize("copied", [lambda p: p, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p)), lambda p: qat.refold(p, "naive")])
+def test_layers_know_the_quantizer_of_their_input_and_do_not_own_it(copied, x):
+    prepared = copied(qat.prepare(Residual(), (x,), qat.QATConfig()))
+    inputs = {"stem.0": "x", "conv1": "stem_2", "conv2": "act", "fc": "mean"}
+    quantizers = dict(prepared.named_modules())
+    for layer, name in inputs.items():
+        assert prepared.get_submodule(layer).input_quantizer is quantizers[f"quantizers.{name}"]
+    assert not any("input_quantizer" in key for key in prepared.state_dict())
+
+
+@pytest.mark.parametrize("strategy", list(qat.STRATEGIES))
+def test_the_bias_is_rounded_to_what_32_bits_hold_with_a_straight_gradient(strategy, x):
+    prepared = qat.prepare(randomize(Residual()).eval(), (x,), qat.QATConfig(fold=strategy, weight=qat.QuantSpec(2)))
+    qat.calibrate(prepared, [x])
+    layer = prepared.get_submodule("conv1")
+    codes, scale, bias = layer.integer()
+    step = scale * layer.input_quantizer.scale
+    at_zero = layer(torch.zeros_like(x[:, :1].expand(-1, 8, -1, -1)))
+    expected = ((bias / step).round() * step).view(1, -1, 1, 1).expand_as(at_zero)
+    torch.testing.assert_close(at_zero, expected, rtol=1e-6, atol=0)
+    assert not torch.allclose(expected[0, :, 0, 0], bias, rtol=1e-4)
+    at_zero.sum().backward()
+    beta = layer.bias_fold if strategy == "static" else layer.bn.bias
+    torch.testing.assert_close(beta.grad, torch.full((8,), float(at_zero.numel() / 8)))

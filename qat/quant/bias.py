@@ -1,0 +1,22 @@
+"""The bias of an integer layer: int32 with zero point 0 and the scale s_x s_w of the sums it is added to [J17 sect. 2.4].
+
+The step is mostly far below that of the output. It is not where a filter's weights are large and its input is dead (gamma / sigma of a
+variance near eps): there it can exceed an LSB of the output, so the simulation rounds as the integers do.
+"""
+
+import torch
+from torch import Tensor
+
+INT32_MAX = 2**31 - 1
+
+
+def bias_codes(bias: Tensor, step: Tensor) -> Tensor:
+    """int32 codes of bias (C_out) for step s_x s_w, () or (C_out); saturated."""
+    return (bias.double() / step.double()).round().clamp(-INT32_MAX, INT32_MAX).to(torch.int32)
+
+
+def round_bias(bias: Tensor, step: Tensor) -> Tensor:
+    """The values of `bias_codes`, in the type of `step`, with the straight-through gradient."""
+    rounded = bias_codes(bias.detach(), step).to(step.dtype) * step
+    # bias - bias is exactly 0: the value is the rounded one to the last bit, the gradient that of bias.
+    return rounded + (bias - bias.detach())
