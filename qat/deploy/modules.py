@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from qat.deploy.operators import dequantize, quantize
 from qat.fold.arithmetic import native
@@ -98,8 +99,10 @@ class IntegerLayer(nn.Module):
         stored = codes.T if self.columns else codes if self.turned else native(codes, layer)
         self.register_buffer("codes", stored.to(torch.int8).contiguous())
         self.register_buffer("scale", scale.detach().float().clone())
-        # onnxruntime turns int8 into uint8 for machines without VNNI; for a Gemm it then needs a zero point a column to turn too.
-        zero_points = torch.zeros(self.scale.shape, dtype=torch.int8) if self.columns else None
+        # For machines without VNNI onnxruntime turns int8 weights into uint8 and moves their zero points, so a layer that stays on its
+        # own behind DequantizeLinear needs zero points to move. A convolution that is to be fused to integers must not have any.
+        fused = isinstance(layer, _ConvNd) and not layer.transposed and input_grid is not None and output_grid is not None
+        zero_points = None if fused else torch.zeros(self.scale.shape, dtype=torch.int8)
         self.register_buffer("zero_points", zero_points)
         self.register_buffer("input_scale", None if input_grid is None else input_grid.scale.clone())
         self.register_buffer("output_scale", None if output_grid is None else output_grid.scale.clone())

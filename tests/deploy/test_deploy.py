@@ -46,6 +46,17 @@ def test_every_layer_is_fused_to_integers(tmp_path):
     assert kinds["QLinearConv"] == 3 and kinds["QLinearAdd"] == 1 and kinds["QGemm"] == 1 and kinds["Conv"] == 0
 
 
+@pytest.mark.parametrize("act", [nn.ReLU, nn.Hardswish])
+def test_a_machine_without_vnni_runs_the_file(act, tmp_path, monkeypatch):
+    monkeypatch.setattr("qat.deploy.runtime.sums_exactly", lambda: False)
+    model = nn.Sequential(
+        *Residual(act).stem, nn.ConvTranspose2d(8, 4, 2, 2), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(784, 3)
+    )
+    converted = qat.convert(calibrated(model))
+    path = qat.export_onnx(converted, (X,), tmp_path / "m.onnx")
+    assert qat.verify(converted, path, [X]).max_lsb <= 1
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_transposed_layers(groups, tmp_path):
     model = nn.Sequential(
