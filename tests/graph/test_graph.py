@@ -196,7 +196,7 @@ def test_the_bias_is_rounded_to_what_32_bits_hold_with_a_straight_gradient(strat
     prepared = qat.prepare(randomize(Residual()).eval(), (x,), qat.QATConfig(fold=strategy, weight=qat.QuantSpec(2)))
     qat.calibrate(prepared, [x])
     layer = prepared.get_submodule("conv1")
-    codes, scale, bias = layer.integer()
+    _, scale, bias = layer.integer()
     step = scale * layer.input_quantizer.scale
     at_zero = layer(torch.zeros_like(x[:, :1].expand(-1, 8, -1, -1)))
     expected = ((bias / step).round() * step).view(1, -1, 1, 1).expand_as(at_zero)
