@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import warnings
@@ -63,11 +64,12 @@ def export_onnx(converted: fx.GraphModule, example_inputs: tuple, path: str | Pa
     if program is None:
         raise QATError("export_onnx", "no program from the exporter", "an ONNX program", "Check that the converted network runs.")
     model = program.model_proto
-    _name_activations(model, grids)
+    merged = _name_activations(model, grids)
+    _drop_traces(model)
     _own_zero_points(model)
     layers = [m for m in converted.modules() if isinstance(m, IntegerLayer)]
     risk = saturation_risk(layers)
-    notes = {"qat.target": target, "qat.opset": str(OPSET), "qat.saturation_risk": json.dumps(risk)}
+    notes = {"qat.target": target, "qat.opset": str(OPSET), "qat.saturation_risk": json.dumps(risk), "qat.merged": json.dumps(merged)}
     onnx.helper.set_model_props(model, notes)
     onnx.checker.check_model(model, full_check=True)
     unfinished = path.with_name(f".{path.name}.tmp")
@@ -86,17 +88,34 @@ def _grids(converted: fx.GraphModule) -> list[str]:
     return names
 
 
-def _name_activations(model: onnx.ModelProto, grids: list[str]) -> None:
-    nodes = [n for n in model.graph.node if n.op_type == "QuantizeLinear"]
-    if len(nodes) != len(grids):
-        raise QATError(
-            "export_onnx", f"{len(nodes)} QuantizeLinear nodes", f"{len(grids)}", "Report this network: the exporter merged quantizers."
-        )
-    renamed = {node.output[0]: name for node, name in zip(nodes, grids, strict=True)}
+def _name_activations(model: onnx.ModelProto, grids: list[str]) -> list[str]:
+    """Name the output of each QuantizeLinear after its quantizer.
+
+    Returns:
+        quantizers without a node: the exporter computes equal constants once.
+    """
+    renamed = {n.output[0]: _module_of(n) for n in model.graph.node if n.op_type == "QuantizeLinear"}
+    unknown = set(renamed.values()) - set(grids)
+    if unknown or len(set(renamed.values())) < len(renamed):
+        what = f"QuantizeLinear of {sorted(unknown)[0]}" if unknown else "two QuantizeLinear nodes of one quantizer"
+        raise QATError("export_onnx", what, "one node a quantizer", "Report this network and the version of torch.")
     for node in model.graph.node:
         node.input[:] = [renamed.get(x, x) for x in node.input]
         node.output[:] = [renamed.get(x, x) for x in node.output]
     del model.graph.value_info[:]
+    return [name for name in grids if name not in renamed.values()]
+
+
+def _module_of(node: onnx.NodeProto) -> str:
+    """Qualified name of the module whose forward a node comes from, as the exporter notes it."""
+    scopes = next((p.value for p in node.metadata_props if p.key == "pkg.torch.onnx.name_scopes"), "[]")
+    return str((ast.literal_eval(scopes) or ["", ""])[-2])
+
+
+def _drop_traces(model: onnx.ModelProto) -> None:
+    """Remove the exporter's notes on each node: source lines and paths of this machine, of no use in a file that is shipped."""
+    for item in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.initializer, model.graph):
+        del item.metadata_props[:]
 
 
 def _own_zero_points(model: onnx.ModelProto) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +58,10 @@ def verify(converted: fx.GraphModule, path: str | Path, batches: Iterable[Any]) 
     Raises:
         QATError: no batch given, or a file without the tensors of this network.
     """
-    grids = {name: m for name, m in converted.named_modules() if isinstance(m, Requantize)}
-    runtime = session(_with_activations_as_outputs(Path(path), list(grids)))
+    model = onnx.load(path)
+    merged = json.loads({p.key: p.value for p in model.metadata_props}.get("qat.merged", "[]"))
+    grids = {name: m for name, m in converted.named_modules() if isinstance(m, Requantize) and name not in merged}
+    runtime = session(_with_activations_as_outputs(model, Path(path), list(grids)))
     names = [o.name for o in runtime.get_outputs()]
     totals = {name: [0, 0, 0] for name in grids}
     for batch in batches:
@@ -75,8 +78,7 @@ def verify(converted: fx.GraphModule, path: str | Path, batches: Iterable[Any]) 
     return ParityReport(tuple(TensorParity(name, *row) for name, row in totals.items() if row[0]))
 
 
-def _with_activations_as_outputs(path: Path, names: list[str]) -> bytes:
-    model = onnx.load(path)
+def _with_activations_as_outputs(model: onnx.ModelProto, path: Path, names: list[str]) -> bytes:
     types = {n.output[0]: n for n in model.graph.node if n.op_type == "QuantizeLinear"}
     missing = [name for name in names if name not in types]
     if missing:
