@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qat.fold.arithmetic import at_least_float32, fold_bias, scale_shift, sigma
+from qat.fold.base import FoldedConvBN
 from qat.fold.joint import is_joint
 from qat.fold.statistics import Count, batch_statistics, require_several_values
 
@@ -35,3 +36,19 @@ def normalise(
     y = F.batch_norm(u, mean, var, gamma, beta, True, 1.0, eps)
     n = u.numel() // u.shape[1]
     return y, mean, var * ((n - 1) / n), n
+
+
+class OutputNormalised(FoldedConvBN):
+    """A strategy that normalises its own quantized output: the batch's statistics are those of the quantized layer."""
+
+    def unnormalised(self, x: Tensor) -> Tensor:
+        """Output of the quantized layer on the scale of the float layer's, (N, C_out, *)."""
+        raise NotImplementedError
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Count]:
+        return batch_statistics(self.unnormalised(x), name=self.name, group=self._group)
+
+    def training_forward(self, x: Tensor) -> Tensor:
+        y, mean, var, count = normalise(self.unnormalised(x), self.gamma, self.beta, self.bn.eps, self.name, self._group)
+        self.record(mean, var, count)
+        return self.activation(y)

@@ -17,10 +17,8 @@ from torch import Tensor, nn
 
 from qat.errors import QATError
 from qat.fold.arithmetic import at_least_float32, native, out_first, per_row
-from qat.fold.base import FoldedConvBN
-from qat.fold.batch_norm import normalise
+from qat.fold.batch_norm import OutputNormalised
 from qat.fold.convolution import convolve
-from qat.fold.statistics import Count, batch_statistics
 
 
 def merged(codes: Tensor, scale: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,7 +35,7 @@ def merged_scale(scale: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(dead, scale, scaled), dead
 
 
-class ScaleMerge(FoldedConvBN):
+class ScaleMerge(OutputNormalised):
     """Raises QATError for a per-tensor quantizer, and for a negative gamma on a grid that is not symmetric and narrow."""
 
     strategy = "scale_merge"
@@ -80,20 +78,11 @@ class ScaleMerge(FoldedConvBN):
     def weight_to_quantize(self) -> Tensor:
         return at_least_float32(out_first(self.conv.weight, self.conv))
 
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Count]:
-        """Of the quantized layer, as the training forward takes them."""
-        return batch_statistics(self._unnormalised(x), name=self.name, group=self._group)
-
-    def training_forward(self, x: Tensor) -> Tensor:
-        y, mean, var, count = normalise(self._unnormalised(x), self.gamma, self.beta, self.bn.eps, self.name, self._group)
-        self.record(mean, var, count)
-        return self.activation(y)
-
     @property
     def _factor(self) -> Tensor:
         return at_least_float32(self.gamma) / self.sigma
 
-    def _unnormalised(self, x: Tensor) -> Tensor:
+    def unnormalised(self, x: Tensor) -> Tensor:
         return convolve(self.conv, x, native(self._quantize(self.weight_to_quantize()), self.conv), self.conv.bias)
 
     def check_signs(self) -> None:

@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 
 from qat.fold.arithmetic import at_least_float32, native, out_first, per_row
-from qat.fold.base import FoldedConvBN
-from qat.fold.batch_norm import normalise
+from qat.fold.batch_norm import OutputNormalised
 from qat.fold.convolution import convolve
-from qat.fold.statistics import Count, batch_statistics
 
 
 def rescaled(weight: Tensor, quantized: Tensor, s: Tensor) -> Tensor:
@@ -32,19 +30,10 @@ def rescaled(weight: Tensor, quantized: Tensor, s: Tensor) -> Tensor:
     return torch.where(per_row(dead, weight), weight, quantized / per_row(safe, weight))
 
 
-class SinglePass(FoldedConvBN):
+class SinglePass(OutputNormalised):
     strategy = "single_pass"
 
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Count]:
-        """Of the quantized layer, as the training forward takes them."""
-        return batch_statistics(self._unnormalised(x), name=self.name, group=self._group)
-
-    def training_forward(self, x: Tensor) -> Tensor:
-        y, mean, var, count = normalise(self._unnormalised(x), self.gamma, self.beta, self.bn.eps, self.name, self._group)
-        self.record(mean, var, count)
-        return self.activation(y)
-
-    def _unnormalised(self, x: Tensor) -> Tensor:
+    def unnormalised(self, x: Tensor) -> Tensor:
         if self.weight_quantizer is None:
             return convolve(self.conv, x, self.conv.weight, self.conv.bias)
         weight = at_least_float32(out_first(self.conv.weight, self.conv))
