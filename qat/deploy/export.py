@@ -43,7 +43,7 @@ def export_onnx(converted: fx.GraphModule, example_inputs: tuple, path: str | Pa
         ConfigError: unknown target.
     """
     check_name("target", target, TARGETS)
-    grids = _grids(converted)
+    grids = grid_names(converted)
     path = Path(path)
     inputs = [f"input_{i}" if i else "input" for i in range(len(example_inputs))]
     example = tuple(x.cpu() if x.shape[0] > 1 else torch.cat([x.cpu(), x.cpu()]) for x in example_inputs)
@@ -78,7 +78,7 @@ def export_onnx(converted: fx.GraphModule, example_inputs: tuple, path: str | Pa
     return path
 
 
-def _grids(converted: fx.GraphModule) -> list[str]:
+def grid_names(converted: fx.GraphModule) -> list[str]:
     """Names of the activation grids in the order the graph applies them."""
     modules = dict(converted.named_modules(remove_duplicate=False))
     nodes = converted.graph.nodes if isinstance(converted, fx.GraphModule) else ()

@@ -17,4 +17,4 @@ def saturation_risk(layers: Iterable[IntegerLayer]) -> list[str]:
 
     x86 without VNNI adds pairs of u8 x s8 products in saturating int16: 2 * 255 * 64 still fits, 2 * 255 * 127 does not.
     """
-    return [layer.name for layer in layers if int(layer.codes.abs().max()) > 64]
+    return [layer.name for layer in layers if int(layer.codes.int().abs().max()) > 64]

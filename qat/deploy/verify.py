@@ -12,6 +12,7 @@ import onnx
 import torch
 from torch import Tensor, fx
 
+from qat.deploy.export import grid_names
 from qat.deploy.modules import Requantize
 from qat.deploy.runtime import feed, session
 from qat.errors import QATError
@@ -60,7 +61,8 @@ def verify(converted: fx.GraphModule, path: str | Path, batches: Iterable[Any]) 
     """
     model = onnx.load(path)
     merged = json.loads({p.key: p.value for p in model.metadata_props}.get("qat.merged", "[]"))
-    grids = {name: m for name, m in converted.named_modules() if isinstance(m, Requantize) and name not in merged}
+    modules = dict(converted.named_modules(remove_duplicate=False))
+    grids: dict[str, Any] = {name: modules[name] for name in grid_names(converted) if name not in merged}
     runtime = session(_with_activations_as_outputs(model, Path(path), list(grids)))
     names = [o.name for o in runtime.get_outputs()]
     totals = {name: [0, 0, 0] for name in grids}

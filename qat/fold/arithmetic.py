@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from qat.quant.affine import at_least_float32
+
 
 def out_first(weight: Tensor, conv: nn.Module) -> Tensor:
     """The layer's own layout -> (C_out, C_in/g, *k).
@@ -32,10 +34,6 @@ def _swap_in_groups(weight: Tensor, conv: nn.Module) -> Tensor:
     return weight.unflatten(0, (conv.groups, -1)).transpose(1, 2).flatten(0, 1)
 
 
-def at_least_float32(value: Tensor) -> Tensor:
-    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
-
-
 def sigma(var: Tensor, eps: float) -> Tensor:
     """sqrt(var + eps), (C_out)."""
     return (at_least_float32(var) + eps).sqrt()
@@ -56,6 +54,16 @@ def fold_bias(bias: Tensor | None, gamma: Tensor, beta: Tensor, mean: Tensor, si
     # Never a product with `mean` itself: autograd would keep the running buffer, which the same step then moves in place.
     offset = mean.neg() if bias is None else bias - mean
     return at_least_float32(offset) * (at_least_float32(gamma) / sigma) + at_least_float32(beta)
+
+
+def corrected(u: Tensor, bias: Tensor | None, gamma: Tensor, beta: Tensor, mu_B: Tensor, sigma_B: Tensor, sigma: Tensor) -> Tensor:
+    """u sigma / sigma_B + beta - gamma mu_B / sigma_B: the batch-normalised output from u = conv(x, Q(gamma W / sigma)) [K18 eq. 22-27].
+
+    Args:
+        u: (N, C_out, *), without bias.
+        bias: the layer's own b, which mu_B contains and which cancels.
+    """
+    return scale_shift(u, sigma / sigma_B, fold_bias(bias, gamma, beta, mu_B, sigma_B))
 
 
 def scale_shift(u: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from qat.errors import QATError
-from qat.fold.arithmetic import fold_bias, fold_weight, native, out_first, sigma
+from qat.fold.arithmetic import corrected, fold_bias, fold_weight, native, out_first, sigma
 from qat.fold.convolution import convolve
 from qat.fold.foldable import FROZEN_NORMS, check_foldable
 from qat.fold.statistics import Count, Pool, batch_statistics, move_running
@@ -118,6 +118,14 @@ class FoldedConvBN(nn.Module):
         """The strategy: forward with the statistics alive, activation included. Side effects: `record`."""
         raise NotImplementedError
 
+    def normalised_forward(self, x: Tensor) -> Tensor:
+        """Quantized with the running statistics, normalised by those of the batch (`corrected`). Side effect: `record`."""
+        mean, var, count = self.statistics(x)
+        u = convolve(self.conv, x, native(self._quantize(self.weight_to_quantize()), self.conv), None)
+        y = corrected(u, self.conv.bias, self.gamma, self.beta, mean, sigma(var, self.bn.eps), self.sigma)
+        self.record(mean, var, count)
+        return self.activation(y)
+
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Count]:
         """(mean with the layer's bias, biased variance, count) of the batch as the strategy sees it: here through the float layer."""
         y = convolve(self.conv, x, self.conv.weight, self.conv.bias)
@@ -126,11 +134,11 @@ class FoldedConvBN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self._rank is not None and x.dim() != self._rank:
             raise QATError(self.name or type(self).__name__, f"input of rank {x.dim()}", f"rank {self._rank}", "Leave this pair unfolded.")
+        if self.training and self._pool is not None:
+            # Whatever the strategy trains with: the layers behind must see the network as the pooled statistics will make it.
+            return self.normalised_forward(x)
         if self.training and not self.frozen:
             return self.training_forward(x)
-        if self.training and self._pool is not None:
-            with torch.no_grad():
-                self.record(*self.statistics(x))
         return self.inference_forward(x)
 
     @torch.no_grad()
@@ -162,7 +170,7 @@ class FoldedConvBN(nn.Module):
             self.weight_quantizer.unfreeze()
 
     def start_pooling(self) -> None:
-        """From here on training forwards, also of a frozen layer, pool their statistics and leave the running ones at rest.
+        """From here on training forwards, also of a frozen layer, are normalised by the batch, and the running statistics rest.
 
         A FrozenBatchNorm's statistics are constants of the user's: they are never pooled.
         """

@@ -49,6 +49,9 @@ class OutputNormalised(FoldedConvBN):
         return batch_statistics(self.unnormalised(x), name=self.name, group=self._group)
 
     def training_forward(self, x: Tensor) -> Tensor:
+        return self.normalised_forward(x)
+
+    def normalised_forward(self, x: Tensor) -> Tensor:
         y, mean, var, count = normalise(self.unnormalised(x), self.gamma, self.beta, self.bn.eps, self.name, self._group)
         self.record(mean, var, count)
         return self.activation(y)

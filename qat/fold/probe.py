@@ -5,6 +5,7 @@ The numbers are fixed, not random, so that a probe leaves the random state alone
 
 import copy
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -12,19 +13,22 @@ from torch.func import functional_call
 
 from qat.fold.arithmetic import native, out_first, per_row
 
-_ADDS_BIAS: dict[type, bool] = {}
+_ADDS_BIAS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def adds_bias(conv: nn.Module, weight: Tensor) -> bool:
-    """Whether a bias handed to the layer is added to its output, also where it was built without one. Asked once for each class."""
-    kind = type(conv)
-    if kind not in _ADDS_BIAS:
-        with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
-            bias = _wave((out_channels(conv),), weight) + 2
-            plain, biased = _run(conv, weight, torch.zeros_like(bias)), _run(conv, weight, bias)
-            expected = plain + bias.view([1, -1] + [1] * (plain.dim() - 2))
-            _ADDS_BIAS[kind] = bool((biased - expected).abs().max() <= 1e-2 * expected.abs().max())
-    return _ADDS_BIAS[kind]
+    """Whether a bias handed to the layer is added to its output, also where it was built without one. Each layer is asked once."""
+    if conv not in _ADDS_BIAS:
+        _ADDS_BIAS[conv] = _adds_bias(conv, weight)
+    return _ADDS_BIAS[conv]
+
+
+def _adds_bias(conv: nn.Module, weight: Tensor) -> bool:
+    with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
+        bias = _wave((out_channels(conv),), weight) + 2
+        plain, biased = _run(conv, weight, torch.zeros_like(bias)), _run(conv, weight, bias)
+        expected = plain + bias.view([1, -1] + [1] * (plain.dim() - 2))
+        return bool((biased - expected).abs().max() <= 1e-2 * expected.abs().max())
 
 
 def is_linear_in_weight(conv: nn.Module, weight: Tensor) -> bool:

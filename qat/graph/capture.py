@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from timm.models import get_notrace_functions, get_notrace_modules
 from torch import fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
+from torch.utils._pytree import tree_leaves
 
 from qat.errors import CaptureError, QATError
 from qat.graph.inplace import remove_inplace
@@ -62,7 +63,7 @@ def capture(model: nn.Module, example_inputs: tuple, keep: Callable[[str], bool]
         the graph, every node with the shape and dtype seen on the example, and notes for the user.
 
     Raises:
-        CaptureError: the forward depends on values, or does not run on the example.
+        CaptureError: the forward depends on values, does not run on the example, or does there what the graph does not.
         QATError: example_inputs is no tuple.
     """
     if not isinstance(example_inputs, tuple):
@@ -72,8 +73,16 @@ def capture(model: nn.Module, example_inputs: tuple, keep: Callable[[str], bool]
     training, evaluation = (_trace(copy.deepcopy(model).train(mode), example_inputs, keep) for mode in (True, False))
     notes: list[str] = []
     graph = training
-    if str(training.graph) != str(evaluation.graph) and not _same_function(training, model, example_inputs):
+    if not _same_function(training, model, example_inputs):
         graph = evaluation
+        if not _same_function(evaluation, model, example_inputs):
+            raise CaptureError(
+                type(model).__name__,
+                "a traced graph that computes something else than the model on example_inputs",
+                "a forward whose every operation torch.fx sees",
+                "Look for in-place changes of views, random numbers in eval mode, or state changed by the forward; keep that module "
+                "whole with overrides={'<its name>': {'skip': True}}.",
+            )
         notes.append("forward differs between training and evaluation: the evaluation branch was captured")
     modes = {name: module.training for name, module in model.named_modules(remove_duplicate=False)}
     for name, module in graph.named_modules():
@@ -163,8 +172,18 @@ def _same_function(graph: fx.GraphModule, model: nn.Module, example_inputs: tupl
     with torch.no_grad():
         expected = copy.deepcopy(model).eval()(*example_inputs)
         got = copy.deepcopy(graph).eval()(*example_inputs)
-    same_kind = isinstance(expected, torch.Tensor) and isinstance(got, torch.Tensor) and got.shape == expected.shape
-    return same_kind and torch.allclose(got, expected, rtol=1e-5, atol=1e-6)
+    pairs = list(zip(tree_leaves(expected), tree_leaves(got)))
+    return len(tree_leaves(expected)) == len(tree_leaves(got)) and all(_same_value(a, b) for a, b in pairs)
+
+
+def _same_value(expected: Any, got: Any) -> bool:
+    if not isinstance(expected, torch.Tensor):
+        return bool(expected == got)
+    if not isinstance(got, torch.Tensor) or got.shape != expected.shape or got.dtype != expected.dtype:
+        return False
+    tolerance = 1e-5 if expected.dtype in (torch.float32, torch.float64) else 1e-2
+    size = float(expected.abs().max()) if expected.numel() and expected.is_floating_point() else 0.0
+    return torch.allclose(got, expected, rtol=tolerance, atol=tolerance * size, equal_nan=True)
 
 
 def _annotate(graph: fx.GraphModule, example_inputs: tuple) -> None:

@@ -28,15 +28,15 @@ class QATConfig:
         fold: key of `qat.STRATEGIES`.
         weight: grid of every weight.
         activation: grid of every activation tensor; per tensor.
-        weight_range: key of `RANGES` for weights; ranges follow the weights at hand.
-        activation_range: key of `RANGES` for activations; ranges are collected over batches.
+        weight_range: minmax | percentile | mse | lsq; all but the last follow the weights at hand.
+        activation_range: ema | minmax | percentile | mse | lsq; all but the last are collected over batches.
         overrides: pattern (fnmatch over qualified layer or graph node names) -> {"weight": {spec keys, "range"},
             "activation": {spec keys, "range"}, "skip": True}. Later patterns win. A skipped layer is not looked into,
             keeps its BN and gets no quantizer.
         fold_options: keyword arguments of the strategy (for example r_max of `batch_renorm`).
 
     Raises:
-        ConfigError: unknown strategy, range or override key; per-channel activations; scale_merge with per-tensor weights.
+        ConfigError: unknown strategy, range or override key; an override of another form; per-channel activations.
     """
 
     fold: str = "bn_correction"
@@ -54,30 +54,47 @@ class QATConfig:
         if self.activation.per_channel:
             raise ConfigError("QATConfig.activation", "per_channel=True", "one scale per activation tensor", "Set per_channel=False.")
         for pattern, layer in self.overrides.items():
-            for key, value in layer.items():
-                check_name(f"QATConfig.overrides['{pattern}']", key, _LAYER_KEYS)
-                for name in value if isinstance(value, dict) else ():
-                    check_name(f"QATConfig.overrides['{pattern}']['{key}']", name, [*_SPEC_KEYS, "range"])
+            _check_override(f"QATConfig.overrides['{pattern}']", layer)
 
-    def _override(self, name: str, kind: str) -> dict[str, Any]:
+    def _override(self, names: tuple[str, ...], kind: str) -> dict[str, Any]:
         merged: dict[str, Any] = {}
         for pattern, layer in self.overrides.items():
-            if fnmatchcase(name, pattern):
+            if any(fnmatchcase(name, pattern) for name in names):
                 merged |= layer.get(kind, {})
         return merged
 
     def skips(self, name: str) -> bool:
         """Whether the layer of this qualified name is to be left exactly as it is."""
-        return any(layer.get("skip", False) and fnmatchcase(name, pattern) for pattern, layer in self.overrides.items())
+        said = [layer["skip"] for pattern, layer in self.overrides.items() if "skip" in layer and fnmatchcase(name, pattern)]
+        return bool(said) and said[-1]
 
     def weight_for(self, name: str) -> tuple[QuantSpec, str]:
         """(grid, range name) of the weights of one layer."""
-        keys = self._override(name, "weight")
+        keys = self._override((name,), "weight")
         chosen = keys.pop("range", self.weight_range)
         return replace(self.weight, **keys), chosen
 
     def activation_for(self, *names: str) -> tuple[QuantSpec, str]:
         """(grid, range name) of the activation tensor known under `names` (graph node, layer)."""
-        keys = {k: v for name in names for k, v in self._override(name, "activation").items()}
+        keys = self._override(names, "activation")
         chosen = keys.pop("range", self.activation_range)
         return replace(self.activation, **keys), chosen
+
+
+def _check_override(where: str, layer: Any) -> None:
+    """Raise ConfigError unless `layer` is {"skip": bool, "weight": {...}, "activation": {...}} or a part of it."""
+    todo = "Write {'weight': {'bits': 4}} or {'skip': True}."
+    if not isinstance(layer, dict):
+        raise ConfigError(where, repr(layer), "a mapping", todo)
+    for key, value in layer.items():
+        check_name(where, key, _LAYER_KEYS)
+        if key == "skip" and not isinstance(value, bool):
+            raise ConfigError(f"{where}['skip']", repr(value), "true or false", todo)
+        if key == "skip":
+            continue
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where}['{key}']", repr(value), "a mapping", todo)
+        for name in value:
+            check_name(f"{where}['{key}']", name, [*_SPEC_KEYS, "range"])
+        if "range" in value:
+            check_name(f"{where}['{key}'].range", value["range"], _RANGES)

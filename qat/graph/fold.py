@@ -10,6 +10,8 @@ from typing import Any
 from torch import nn
 
 from qat.fold.base import built_in_activation
+from qat.fold.convolution import is_plain
+from qat.fold.probe import adds_bias
 from qat.fold.static import fold_once
 from qat.graph.capture import capture
 from qat.graph.match import match, replace_norm
@@ -32,8 +34,12 @@ def fold(model: nn.Module, example_inputs: tuple) -> QuantGraph:
         layer: Any = graph.get_submodule(str(pair.layer.target))
         bn = graph.get_submodule(str(pair.norm.target))
         weight, bias = fold_once(layer, bn)
-        layer.weight = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
         assert bias is not None  # a BatchNorm always leaves one
+        if not is_plain(layer) and not adds_bias(layer, weight):
+            report.folded.remove((str(pair.layer.target), str(pair.norm.target)))
+            report.left.append((str(pair.norm.target), f"the forward of this {type(layer).__name__} adds no bias to its output"))
+            continue
+        layer.weight = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
         layer.bias = nn.Parameter(bias, requires_grad=layer.weight.requires_grad)
         replace_norm(graph, pair, built_in_activation(bn))
     return QuantGraph.finished(graph, report, model.training)

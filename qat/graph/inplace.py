@@ -9,6 +9,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import fx
 
 _OPERATORS: dict[Any, Any] = {
@@ -16,6 +18,12 @@ _OPERATORS: dict[Any, Any] = {
     operator.isub: operator.sub,
     operator.imul: operator.mul,
     operator.itruediv: operator.truediv,
+    **{
+        getattr(space, f"{name}_"): getattr(space, name)
+        for space in (torch, F)
+        for name in dir(space)
+        if not name.startswith("_") and callable(getattr(space, f"{name}_", None)) and callable(getattr(space, name))
+    },
 }
 
 

@@ -24,7 +24,8 @@ class LeftBatchNorm(nn.Module):
         super().__init__()
         self.bn = bn
         self.name = name
-        self.frozen = False
+        self.always_frozen = isinstance(bn, FROZEN_NORMS)
+        self.frozen = self.always_frozen
         self._pool: Pool | None = None
 
     def train(self, mode: bool = True) -> LeftBatchNorm:
@@ -36,10 +37,6 @@ class LeftBatchNorm(nn.Module):
     def freeze(self) -> None:
         self.frozen = True
         self.bn.eval()
-
-    def unfreeze(self) -> None:
-        self.frozen = False
-        self.bn.train(self.training)
 
     def start_pooling(self) -> None:
         self._pool = None if isinstance(self.bn, FROZEN_NORMS) or self.bn.running_mean is None else Pool()
@@ -68,6 +65,5 @@ class LeftBatchNorm(nn.Module):
         return {"frozen": self.frozen}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.frozen = state["frozen"]
-        if self.frozen:
-            self.bn.eval()
+        self.frozen = state["frozen"] or self.always_frozen
+        self.bn.train(self.training and not self.frozen)

@@ -48,6 +48,7 @@ def calibrate(prepared: QuantGraph, batches: Iterable[Any]) -> None:
     """
     quantizers = activation_quantizers(prepared)
     enabled = {name: q.enabled for name, q in quantizers.items()}
+    before = {name: (int(q.batches), int(q.nonfinite_batches)) for name, q in quantizers.items()}
     count = 0
     with _modes_restored(prepared), torch.no_grad():
         prepared.eval()
@@ -63,7 +64,11 @@ def calibrate(prepared: QuantGraph, batches: Iterable[Any]) -> None:
                 quantizer.enabled = enabled[name]
     if not count:
         raise QATError("calibrate", "no batches", "at least one batch of inputs", "Pass an iterable of tensors or tuples.")
-    bad = [name for name, q in quantizers.items() if int(q.nonfinite_batches)]
+    bad = [name for name, q in quantizers.items() if int(q.nonfinite_batches) > before[name][1]]
+    unseen = [name for name in bad if int(quantizers[name].batches) == before[name][0]]
+    if unseen:
+        todo = "Look at the layer before it: the network gives NaN or Inf on this data."
+        raise QATError(unseen[0], "only batches with NaN or Inf", "at least one finite batch", todo)
     if bad:
         warnings.warn(f"calibrate: NaN or Inf reached {', '.join(bad[:5])}; those batches were ignored for its range", stacklevel=2)
 
@@ -96,7 +101,11 @@ def reestimate_bn(prepared: QuantGraph, batches: Iterable[Any]) -> None:
     """Replace BatchNorm statistics by those of `batches` through the quantized network, pooled over the batches.
 
     The pooled variance is that of all the data at once (law of total variance); averaging the batches' variances would lose
-    the part between them. Each layer uses its strategy's own definition of batch statistics. Source: [OSC] arXiv 2203.11086.
+    the part between them. Each layer uses its strategy's own definition of batch statistics, and gives on what it will give with
+    them, also when it is frozen. Source: [OSC] arXiv 2203.11086.
+
+    Raises:
+        QATError: no batches.
     """
     layers = [m for m in prepared.modules() if isinstance(m, (FoldedConvBN, LeftBatchNorm))]
     with _modes_restored(prepared), torch.no_grad():
@@ -105,13 +114,17 @@ def reestimate_bn(prepared: QuantGraph, batches: Iterable[Any]) -> None:
             layer.training = True
             layer.start_pooling()
             if isinstance(layer, LeftBatchNorm):
-                layer.bn.train(not layer.frozen)
+                layer.bn.train()
+        count = 0
         try:
             for batch in batches:
                 _run(prepared, batch)
+                count += 1
         finally:
             for layer in layers:
                 layer.finish_pooling()
+    if not count:
+        raise QATError("reestimate_bn", "no batches", "at least one batch of inputs", "Pass an iterable of tensors or tuples.")
 
 
 def refold(prepared: QuantGraph, fold: str) -> QuantGraph:

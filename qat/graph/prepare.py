@@ -47,7 +47,7 @@ def prepare(model: nn.Module, example_inputs: tuple, config: QATConfig | None = 
     for pair in pairs:
         _fold_pair(graph, pair, config, model.training)
     _quantize_other_layers(graph, config, report)
-    _wrap_left_norms(graph)
+    _wrap_left_norms(graph, model.training)
     place_quantizers(graph, config)
     tell_layers_their_input(graph)
     return QuantGraph.finished(graph, report, model.training)
@@ -109,8 +109,11 @@ def _quantize_other_layers(graph: fx.GraphModule, config: QATConfig, report: Fol
         graph.set_submodule(name, quantized)
 
 
-def _wrap_left_norms(graph: fx.GraphModule) -> None:
+def _wrap_left_norms(graph: fx.GraphModule, training: bool) -> None:
     for node in graph.graph.nodes:
         if node.op == "call_module" and isinstance(graph.get_submodule(str(node.target)), BATCH_NORMS):
             name = str(node.target)
-            graph.set_submodule(name, LeftBatchNorm(graph.get_submodule(name), name))
+            left = LeftBatchNorm(graph.get_submodule(name), name)
+            if training and not left.bn.training:
+                left.freeze()
+            graph.set_submodule(name, left)

@@ -3,8 +3,8 @@
     x_int = clamp(round(x / s) + z, qmin, qmax)        x_hat = s (x_int - z)
 
 Rounding is half to even and the division a true one, as in ONNX QuantizeLinear: pictures have few levels, so that exact ties are common at
-the network's input. Torch's fake-quantize operators multiply by the reciprocal instead, which decides some ties the other way. Scales
-have shape () per tensor or (C,) along `axis`; zero points are int32 of the same shape.
+the network's input. Torch's fake-quantize operators multiply by the reciprocal instead, which decides some ties the other way; they are
+used on CUDA, in training only. Scales have shape () per tensor or (C,) along `axis`; zero points are int32 of the same shape.
 """
 
 from typing import Any
@@ -67,13 +67,14 @@ def dequantize(codes: Tensor, scale: Tensor, zero_point: Tensor, axis: int = 0) 
 def fake_quantize(x: Tensor, scale: Tensor, zero_point: Tensor, spec: QuantSpec, axis: int = 0) -> Tensor:
     """dequantize(quantize(x)) in the type of x, with the straight-through gradient: 1 on the grid's range, 0 outside, none for the scale.
 
-    Half types are computed in float32 and rounded back. On CUDA torch's fused operators do the work; on the CPU they are several times
-    slower than the plain arithmetic, and they know no float64.
+    Half types are computed in float32 and rounded back. In training on CUDA torch's fused operators do the work; on the CPU they are
+    several times slower than the plain arithmetic, and they know no float64.
     """
     if x.dtype in (torch.float16, torch.bfloat16):
         return fake_quantize(x.float(), scale, zero_point, spec, axis).to(x.dtype)
     scale = scale.to(x.dtype)
-    if x.is_cuda and x.dtype == torch.float32 and not torch.compiler.is_compiling():
+    training = torch.is_grad_enabled() and x.requires_grad
+    if training and x.is_cuda and x.dtype == torch.float32 and not torch.compiler.is_compiling():
         if scale.dim() == 0:
             return torch.fake_quantize_per_tensor_affine(x, scale, zero_point, spec.qmin, spec.qmax)
         if spec.symmetric:
@@ -81,7 +82,7 @@ def fake_quantize(x: Tensor, scale: Tensor, zero_point: Tensor, spec: QuantSpec,
             return torch.fake_quantize_per_channel_affine(x, scale, torch.zeros_like(scale), axis, spec.qmin, spec.qmax)
     shift = None if spec.symmetric else along(zero_point.to(x.dtype), x, axis)
     scale = along(scale, x, axis)
-    if torch.is_grad_enabled() and x.requires_grad:
+    if training:
         return _StraightThrough.apply(x, scale, shift, spec.qmin, spec.qmax)
     steps = _steps(x, scale, shift).clamp_(spec.qmin, spec.qmax)
     return _values(steps, scale, shift)

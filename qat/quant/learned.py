@@ -78,7 +78,7 @@ class _Learned(torch.autograd.Function):
         spec, axis = ctx.spec, ctx.axis
         s, z = effective(scale, zero_point, spec)
         shift = None if spec.symmetric else along(z.to(x.dtype), x, axis)
-        ratio = x * along(s.reciprocal(), x, axis)
+        ratio = x / along(s, x, axis)
         steps = ratio.round() if shift is None else ratio.round().add_(shift)
         clipped = steps.clamp(spec.qmin, spec.qmax)
         inside = clipped == steps

@@ -84,8 +84,8 @@ class OptimConfig:
 
 @dataclass
 class FloatTrainingConfig:
-    max_epochs: int = 30  # 0: model.checkpoint is the float model
-    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=0.1))
+    max_epochs: int = 20  # 0: model.checkpoint is the float model
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=0.1, weight_decay=5.0e-4))
 
 
 @dataclass

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 # keys that change how fast the same numbers are made, not the numbers
 _IRRELEVANT_DATA = ("workers", "eval_batch_size")
-_RELEVANT_TRAINER = ("precision", "gradient_clip_val", "limit_train_batches", "options")
+_RELEVANT_TRAINER = ("precision", "gradient_clip_val", "limit_train_batches", "devices", "options")
 
 
 def file_digest(path: str | Path) -> str:
@@ -32,13 +32,19 @@ def file_digest(path: str | Path) -> str:
 
 
 def float_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a job's config that the float network depends on. A checkpoint counts by its content, not by its path."""
+    """The part of a job's config that the float network depends on. Files count by their content, not by their path.
+
+    The code of a model of your own is not looked at: after a change of it, remove float_cache/.
+    """
     model = dict(config["model"])
+    data = {key: value for key, value in config["data"].items() if key not in _IRRELEVANT_DATA}
     if model.get("checkpoint"):
         model["checkpoint"] = file_digest(model["checkpoint"])
+    if data.get("root") and Path(data["root"]).is_file():
+        data["root"] = file_digest(data["root"])
     return {
         "model": model,
-        "data": {key: value for key, value in config["data"].items() if key not in _IRRELEVANT_DATA},
+        "data": data,
         "seed": config["seed"],
         "float_training": config["float_training"],
         "trainer": {key: config["trainer"].get(key) for key in _RELEVANT_TRAINER},

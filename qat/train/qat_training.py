@@ -36,7 +36,7 @@ def qat_trainer(
 ) -> Trainer:
     """Trainer of the quantization-aware part, with its schedule, checkpoints and logs."""
     stop = StopSignal()
-    checkpoint = RunCheckpoint(run_dir / "checkpoints", [schedule["delay"], schedule["freeze_bn"]], stop)
+    checkpoint = RunCheckpoint(run_dir / "checkpoints", [schedule["delay"], schedule["freeze_bn"], schedule["freeze_ranges"]], stop)
     history, until = None, 0
     if resumed is not None:
         history = Path(config["resume"]) / "metrics.csv"
@@ -46,7 +46,8 @@ def qat_trainer(
         TensorBoardLogger(run_dir, name="", version="", default_hp_metric=False),
     ]
     callbacks: list[Callback] = [*schedule.values(), LogLearningRate(), progress(float_val), RngState(), stop, checkpoint]
-    return build_trainer(config["trainer"], callbacks, loggers, run_dir, batches)
+    learned = "lsq" in (config["quant"]["weight"]["range"], config["quant"]["activation"]["range"])
+    return build_trainer(config["trainer"], callbacks, loggers, run_dir, batches, learned)
 
 
 def best_or_last(trainer: Trainer, run_dir: Path) -> Path:

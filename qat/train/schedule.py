@@ -28,16 +28,25 @@ def resolve(where: str, value: Any, total: int) -> int | None:
     return step
 
 
+def optimizer_steps(batches: int, accumulate: int, epochs: int, max_steps: int | None) -> int:
+    """Optimizer steps of a run: those of its epochs, of `batches` for one process each, but at most `max_steps` (None or -1: no limit)."""
+    steps = math.ceil(batches / accumulate) * epochs
+    return steps if max_steps is None or max_steps < 0 else min(steps, max_steps)
+
+
 def total_steps(batches: int, trainer: dict[str, Any]) -> int:
-    """Optimizer steps of a run.
+    """`optimizer_steps` of a run to come.
 
     Args:
         batches: training batches an epoch offers to one process.
-        trainer: the `trainer` part of a recipe.
+        trainer: the `trainer` part of a recipe; of its devices those of one machine are counted.
     """
-    limit = trainer.get("limit_train_batches")
-    accumulate = (trainer.get("options") or {}).get("accumulate_grad_batches", 1)
-    return math.ceil(limited(batches, limit) / accumulate) * trainer["max_epochs"]
+    options = trainer.get("options") or {}
+    values = trainer | options
+    devices = values.get("devices", 1)
+    mine = math.ceil(batches / devices) if isinstance(devices, int) and devices > 1 else batches
+    limit = limited(mine, values.get("limit_train_batches"))
+    return optimizer_steps(limit, values.get("accumulate_grad_batches", 1), values["max_epochs"], values.get("max_steps"))
 
 
 def limited(batches: int, limit: int | float | None) -> int:
@@ -57,7 +66,7 @@ def steps_in(trainer: Trainer) -> int:
     if source is None:
         return int(trainer.estimated_stepping_batches)
     batches = limited(len(source.train_dataloader()), trainer.limit_train_batches)
-    return math.ceil(batches / trainer.accumulate_grad_batches) * max(trainer.max_epochs or 1, 1)
+    return optimizer_steps(batches, trainer.accumulate_grad_batches, max(trainer.max_epochs or 1, 1), trainer.max_steps)
 
 
 def validate_schedule(config: dict[str, Any], total: int) -> None:

@@ -17,11 +17,19 @@ from pytorch_lightning.utilities import disable_possible_user_warnings
 from qat.train.schedule import limited
 
 
-def build_trainer(trainer: dict[str, Any], callbacks: Sequence[Callback], loggers: Sequence[Logger], folder: Path, batches: int) -> Trainer:
+def build_trainer(
+    trainer: dict[str, Any],
+    callbacks: Sequence[Callback],
+    loggers: Sequence[Logger],
+    folder: Path,
+    batches: int,
+    learned_scales: bool = False,
+) -> Trainer:
     """Args:
     trainer: the `trainer` part of a recipe; `options` are further arguments of Lightning's Trainer and win.
     folder: default root of whatever Lightning writes.
     batches: training batches in an epoch; logging is at least once an epoch.
+    learned_scales: the network has quantizers with parameters.
     """
     _quiet()
     limit = trainer.get("limit_train_batches")
@@ -43,7 +51,11 @@ def build_trainer(trainer: dict[str, Any], callbacks: Sequence[Callback], logger
         "logger": list(loggers) or False,
         "callbacks": list(callbacks),
     }
-    return Trainer(**(arguments | (trainer.get("options") or {})))
+    arguments |= trainer.get("options") or {}
+    if learned_scales and arguments["strategy"] in ("auto", "ddp") and arguments["devices"] not in (1, "1"):
+        # A learned scale has no gradient while its quantizer is switched off or held.
+        arguments["strategy"] = "ddp_find_unused_parameters_true"
+    return Trainer(**arguments)
 
 
 def _quiet() -> None:

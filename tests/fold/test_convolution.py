@@ -61,6 +61,20 @@ def test_a_forward_that_ignores_the_bias_still_gets_it():
         torch.testing.assert_close(strategy(conv, bn).eval()(x), bn(conv(x)))
 
 
+class Sometimes(nn.Conv2d):
+    def forward(self, x):
+        return F.conv2d(x, self.weight, self.bias if self.adds else None)
+
+
+def test_whether_the_bias_is_added_is_asked_of_each_layer():
+    x, bias = torch.randn(2, 2, 4, 4), torch.randn(3)
+    for adds in (True, False):
+        conv = Sometimes(2, 3, 2)
+        conv.adds = adds
+        expected = F.conv2d(x, conv.weight, bias)
+        torch.testing.assert_close(convolve(conv, x, conv.weight, bias), expected)
+
+
 def test_a_forward_put_on_the_instance_is_used():
     conv = nn.Conv2d(2, 3, 1)
     conv.forward = lambda x: F.conv2d(x.flip(1), conv.weight, conv.bias)

@@ -112,6 +112,26 @@ def test_reestimated_statistics_are_those_of_all_the_data_at_once(x):
     torch.testing.assert_close(layer.bn.running_var, y.var((0, 2, 3)))
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("strategy", [s for s in qat.STRATEGIES if s != "static"])
+def test_reestimated_statistics_are_those_of_the_network_that_has_them(strategy, frozen, x):
+    float_model = randomize(Residual()).train()
+    prepared = qat.prepare(float_model, (x,), qat.QATConfig(fold=strategy))
+    qat.set_fake_quant(prepared, weights=False, activations=False)
+    if frozen:
+        qat.freeze_bn(prepared)
+    qat.reestimate_bn(prepared, [x])
+    once = {k: v.clone() for k, v in prepared.state_dict().items() if "running" in k}
+    qat.reestimate_bn(prepared, [x])
+    for key, value in once.items():
+        torch.testing.assert_close(prepared.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+    for bn in (float_model.stem[1], float_model.bn1, float_model.bn2):
+        bn.momentum = 1.0
+    float_model(x)
+    torch.testing.assert_close(once["conv2.bn.running_mean"], float_model.bn2.running_mean, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(once["conv2.bn.running_var"], float_model.bn2.running_var, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("strategy", [s for s in qat.STRATEGIES if s != "static"])
 def test_refold_keeps_the_inference_function(strategy, x):
     prepared = qat.prepare(randomize(Residual()).eval(), (x,))
@@ -205,3 +225,90 @@ def test_the_bias_is_rounded_to_what_32_bits_hold_with_a_straight_gradient(strat
     at_zero.sum().backward()
     beta = layer.bias_fold if strategy == "static" else layer.bn.bias
     torch.testing.assert_close(beta.grad, torch.full((8,), float(at_zero.numel() / 8)))
+
+
+class NoBias(nn.Conv2d):
+    """Its forward knows no bias."""
+
+    def forward(self, x):
+        return nn.functional.conv2d(x, self.weight, None, self.stride, self.padding)
+
+
+def test_fold_leaves_a_layer_that_could_not_add_the_folded_bias(x):
+    model = randomize(nn.Sequential(NoBias(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))).eval()
+    folded = qat.fold(model, (x,))
+    torch.testing.assert_close(folded(x), model(x), rtol=1e-5, atol=1e-5)
+    assert folded.fold_report.folded == [("2", "3")]
+    ((name, reason),) = folded.fold_report.left
+    assert name == "1" and "NoBias" in reason
+
+
+def test_a_left_norm_in_eval_mode_stays_frozen(x):
+    model = randomize(nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4))).train()
+    model[0].eval()
+    prepared = qat.prepare(model, (x,))
+    before = prepared.get_submodule("0").bn.running_mean.clone()
+    prepared.train()(x)
+    assert torch.equal(prepared.get_submodule("0").bn.running_mean, before)
+    assert prepared.get_submodule("0").frozen and not prepared.get_submodule("4").frozen
+
+
+class ChangedView(nn.Module):
+    def forward(self, x):
+        y = x + 1
+        y.view(-1).add_(1)
+        return y * 2
+
+
+def test_a_graph_that_computes_something_else_is_refused(x):
+    with pytest.raises(qat.CaptureError, match="computes something else"):
+        qat.prepare(ChangedView(), (x,))
+
+
+class InplaceFunctions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x):
+        y = self.conv(x)
+        torch.relu_(y)
+        z = nn.functional.elu_(y - 0.5)
+        return y + z
+
+
+def test_inplace_functions_are_seen_by_later_readers(x):
+    model = InplaceFunctions().eval()
+    prepared = qat.prepare(model, (x,))
+    qat.set_fake_quant(prepared, weights=False, activations=False)
+    torch.testing.assert_close(prepared(x), model(x))
+
+
+def test_calibration_without_a_finite_batch_is_an_error(x):
+    prepared = qat.prepare(Residual(), (x,))
+    with pytest.raises(qat.QATError, match=r"quantizers\.x: found only batches with NaN"):
+        qat.calibrate(prepared, [x * torch.nan])
+    with pytest.raises(qat.QATError, match="no batches"):
+        qat.reestimate_bn(prepared, [])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"stem.*": True}, "a mapping"),
+        ({"stem.*": {"weight": 8}}, "a mapping"),
+        ({"stem.*": {"skip": "yes"}}, "true or false"),
+        ({"stem.*": {"weight": {"range": "minmaxx"}}}, "minmax"),
+    ],
+)
+def test_a_malformed_override_is_one_clear_line(overrides, words):
+    with pytest.raises(qat.ConfigError, match=words):
+        qat.QATConfig(overrides=overrides)
+
+
+def test_the_last_matching_override_wins():
+    config = qat.QATConfig(
+        overrides={"*": {"skip": True}, "fc": {"skip": False}, "x": {"activation": {"bits": 4}}, "y": {"activation": {"bits": 6}}}
+    )
+    assert config.skips("stem.0") and not config.skips("fc")
+    assert config.activation_for("y", "x")[0].bits == 6

@@ -11,6 +11,7 @@ import qat
 from qat.errors import ConfigError, QATError
 from qat.quant import FakeQuantizer
 from qat.train.callbacks import EpochLine, FreezeBN, FreezeRanges, QuantDelay, Reestimate, RunCheckpoint, StopSignal
+from qat.train.callbacks.auto_freeze import AutoFreeze
 from qat.train.callbacks.drift import freezable, largest_drift, layer_drifts
 from qat.train.callbacks.epoch_line import HEADER, clock, line
 from qat.train.data import build_data
@@ -154,6 +155,15 @@ def test_auto_freezes_when_statistics_agree_and_quantization_is_on(config, tmp_p
     freeze = FreezeBN("auto", bound=0.0)
     run(config, tmp_path, freeze)
     assert freeze.frozen_at == 16
+
+
+def test_auto_measures_each_optimizer_step_once(config, tmp_path, monkeypatch):
+    config["trainer"]["options"] = {"accumulate_grad_batches": 3}
+    steps = []
+    monkeypatch.setattr(AutoFreeze, "update", lambda self, step, drift: bool(steps.append(step)))
+    freeze = FreezeBN("auto", bound=0.0)
+    run(config, tmp_path, freeze)
+    assert steps == list(range(1, freeze.frozen_at + 1))
 
 
 def test_ranges_freeze_at_their_step(config, tmp_path):

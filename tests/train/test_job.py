@@ -56,6 +56,13 @@ def test_the_story_from_float_to_integers(config, tmp_path):
     assert all(m.frozen for m in shipped.network.modules() if hasattr(m, "keeps_bn") and m.keeps_bn)
 
 
+def test_a_report_that_fails_does_not_cost_the_result(config, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("qat.train.job.write_report", lambda *args: 1 / 0)
+    run = folder(tmp_path)
+    assert run_job(config, run)["status"] == "ok" and read_result(run)["status"] == "ok"
+    assert "report.html could not be written (ZeroDivisionError" in caplog.text
+
+
 def test_the_float_network_is_trained_once(config, tmp_path):
     first = run_job(config, folder(tmp_path, "a"))
     (cached,) = (tmp_path / "runs" / "float_cache").iterdir()

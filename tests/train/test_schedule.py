@@ -43,3 +43,17 @@ def test_frozen_before_quantized_is_said(caplog):
     with caplog.at_level(logging.WARNING):
         validate_schedule(config(delay=0.5, freeze=0.2), 100)
     assert "step 20 is not after quant.delay at step 50" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ({"devices": 2}, 15),
+        ({"devices": "auto"}, 30),
+        ({"options": {"max_steps": 7}}, 7),
+        ({"options": {"max_steps": -1}}, 30),
+        ({"options": {"max_epochs": 1}}, 10),
+    ],
+)
+def test_total_steps_of_other_trainers(changes, steps):
+    assert total_steps(10, {"max_epochs": 3, "limit_train_batches": None, "options": {}} | changes) == steps

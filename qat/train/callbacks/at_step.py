@@ -22,7 +22,7 @@ class AtStep(Callback):
     def __init__(self, at: int | float | None):
         self.at = at
         self.step: int | None = None
-        self.done = False
+        self.done = at is None
 
     def act(self, network: Any, step: int) -> None:
         raise NotImplementedError

@@ -65,6 +65,7 @@ class FreezeBN(Callback):
         self._step: int | None = None
         self._auto: AutoFreeze | None = None
         self._saved_auto: dict[str, Any] | None = None
+        self._measured = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"frozen_at": self.frozen_at, "done": self.done, "auto": self._auto.state_dict() if self._auto else None}
@@ -96,7 +97,9 @@ class FreezeBN(Callback):
 
     def _due(self, trainer: Any, pl_module: Any) -> bool:
         quantized = self.delay is None or self.delay.done
-        if self._auto is None or not quantized or not self._auto.measures(trainer.global_step):
+        # Several batches make one step when gradients accumulate, and step 0 is none.
+        new_step, self._measured = trainer.global_step > self._measured, trainer.global_step
+        if self._auto is None or not quantized or not new_step or not self._auto.measures(trainer.global_step):
             return False
         drift = largest_drift(pl_module.network)
         return drift is not None and self._auto.update(trainer.global_step, drift)

@@ -35,7 +35,8 @@ class RngState(Callback):
 
     Starting the iteration over a loader draws one number. At the start of an epoch the uninterrupted run draws it too, so the
     state is set before; in the middle of an epoch it does not, so the state is set again in front of the first step.
-    In a run of several processes the state is that of rank 0, and other ranks go on with their own.
+    In a run of several processes the state is that of rank 0; other ranks start again from the seed, so that where a network draws random
+    numbers of its own (dropout) the resumed run is another one.
     """
 
     def __init__(self) -> None:

@@ -58,7 +58,7 @@ class RunCheckpoint(Checkpoint):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         between_steps = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        if self._stopping() and between_steps and not trainer.is_last_batch:
+        if between_steps and not trainer.is_last_batch and self._stopping(trainer):
             self._save_last(trainer)
             self._saved_to_stop = True
 
@@ -75,11 +75,12 @@ class RunCheckpoint(Checkpoint):
             self.best_score, self.best_step = float(score), trainer.global_step
             self.best_model_path = str(self.folder / str(self.best_name))
         self._save_last(trainer, self.best_model_path if is_best else None)
-        if self._stopping():
+        if self._stopping(trainer):
             raise KeyboardInterrupt
 
-    def _stopping(self) -> bool:
-        return self.stop is not None and self.stop.requested
+    def _stopping(self, trainer: Any) -> bool:
+        """Whether to stop, the same answer on every rank: saving is joint work that no rank may begin alone."""
+        return self.stop is not None and trainer.strategy.reduce_boolean_decision(self.stop.requested, all=False)
 
     def _save_last(self, trainer: Any, best: str | None = None) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
