@@ -158,7 +158,7 @@ def opened(override: Override) -> str:
     """The override's text; under an open mapping, `++` in front so that a key the recipe lacks can be given."""
     text = str(override.input_line)
     node: Any = schema()
-    for part in override.key_or_group.split(".")[:-1]:
+    for part in override.key_or_group.split("."):
         node = node._get_node(part) if isinstance(node, DictConfig) and part in node else None
         if is_open(node):
             return text if text[0] in "+~" else f"++{text}"

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from qat.deploy.modules import IntegerLayer, Requantize
+from qat.deploy.modules import IntegerLayer, KeepFloat, Requantize
 from qat.errors import QATError
 from qat.fold import FoldedConvBN
-from qat.graph.kinds import is_clip_node, keeps_scale, module_of
+from qat.graph.kinds import WEIGHTED, is_clip_node, keeps_scale, module_of
 from qat.graph.left_norm import LeftBatchNorm
 from qat.graph.place import QUANTIZERS, quantizer_behind
 from qat.graph.prepared import QuantGraph
@@ -41,6 +41,7 @@ def convert(prepared: QuantGraph) -> QuantGraph:
         _replace(graph, FoldedConvBN, _integer_layer)
     _replace(graph, LeftBatchNorm, lambda left, node, modules: left.bn)
     _repeat_kept_grids(graph)
+    _keep_float_layers(graph)
     graph.meta = {**prepared.meta, "converted": True}
     graph.recompile()
     return graph.eval()
@@ -89,6 +90,23 @@ def _repeat_kept_grids(graph: fx.GraphModule) -> None:
             repeated = graph.graph.call_module(name, (node,))
         repeated.meta["tensor_meta"] = meta
         node.replace_all_uses_with(repeated, delete_user_cb=lambda user, keep=repeated: user is not keep)
+
+
+def _keep_float_layers(graph: fx.GraphModule) -> None:
+    """Put KeepFloat in front of every module with float weights that reads a quantized tensor."""
+    modules = dict(graph.named_modules(remove_duplicate=False))
+    for node in list(graph.graph.nodes):
+        module = module_of(node, modules)
+        if module is None or isinstance(module, IntegerLayer) or not any(isinstance(m, WEIGHTED) for m in module.modules()):
+            continue
+        source = node.args[0] if node.args else None
+        if not isinstance(source, fx.Node) or not isinstance(module_of(source, modules), Requantize):
+            continue
+        name = f"keep_float.{node.name}"
+        graph.add_submodule(name, KeepFloat())
+        with graph.graph.inserting_before(node):
+            kept = graph.graph.call_module(name, (source,))
+        node.replace_input_with(source, kept)
 
 
 def _grid(quantizer: FakeQuantizer, node: fx.Node, graph: fx.GraphModule) -> Requantize:

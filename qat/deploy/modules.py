@@ -53,6 +53,17 @@ class Requantize(nn.Module):
         return dequantize(self.codes(x), self.scale, self.zero_point, 0)
 
 
+class KeepFloat(nn.Module):
+    """Identity in front of a layer whose weights stay float.
+
+    onnxruntime quantizes a float weight by itself where it finds DequantizeLinear -> Conv -> QuantizeLinear; a clip that clips nothing
+    keeps it from finding that.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.clamp(x, min=-torch.finfo(torch.float32).max)
+
+
 class IntegerLayer(nn.Module):
     """Convolution or linear layer with int8 weights and int32 biases.
 

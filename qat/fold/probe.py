@@ -47,6 +47,17 @@ def is_linear_in_weight(conv: nn.Module, weight: Tensor) -> bool:
         return bool((left - right).abs().max() <= 1e-2 * right.abs().max())
 
 
+def is_linear_in_input(conv: nn.Module, weight: Tensor) -> bool:
+    """Whether f(2 x + y) = 2 f(x) + f(y) without bias: an integer layer is handed x / s_x."""
+    with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
+        none = _wave((out_channels(conv),), weight) * 0
+        x = probe_input(conv, weight)
+        y = _wave(x.shape, x, step=0.7)
+        left = _run(conv, weight, none, 2 * x + y)
+        right = 2 * _run(conv, weight, none, x) + _run(conv, weight, none, y)
+        return bool((left - right).abs().max() <= 1e-2 * right.abs().max().clamp(min=1e-6))
+
+
 def probe_input(conv: Any, weight: Tensor) -> Tensor:
     """The smallest comfortable input, (1, C_in, *size): larger than the dilated kernel and than any padding."""
     if isinstance(conv, nn.Linear):
@@ -62,10 +73,10 @@ def out_channels(conv: Any) -> int:
     return conv.out_features if isinstance(conv, nn.Linear) else conv.out_channels
 
 
-def _run(conv: nn.Module, weight: Tensor, bias: Tensor) -> Tensor:
+def _run(conv: nn.Module, weight: Tensor, bias: Tensor, x: Tensor | None = None) -> Tensor:
     # A copy in eval mode: a forward may draw random numbers or move buffers in training.
     values = {"weight": weight.to(bias.dtype), "bias": bias}
-    return functional_call(copy.deepcopy(conv).eval(), values, (probe_input(conv, weight),))
+    return functional_call(copy.deepcopy(conv).eval(), values, (probe_input(conv, weight) if x is None else x,))
 
 
 def _wave(shape: tuple[int, ...] | torch.Size, like: Tensor, step: float = 1.0) -> Tensor:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from qat.errors import CaptureError, QATError
 from qat.graph.inplace import remove_inplace
-from qat.graph.kinds import BATCH_NORMS, WEIGHTED, is_activation, is_drop_path, is_input_norm
+from qat.graph.kinds import BATCH_NORMS, WEIGHTED, argument, is_activation, is_drop_path, is_input_norm
 
 _LIBRARIES = (Path(torch.__file__).parent, Path(fx.__file__).parent, Path(__file__).parent)
 _WAYS_OUT = (
@@ -116,7 +116,8 @@ def _trace(model: nn.Module, example_inputs: tuple, keep: Callable[[str], bool])
     _drop_constants(graph, set(defaults))
     graph._tracer_cls = fx.Tracer
     module = fx.GraphModule(model, graph)
-    _dropout_as_modules(module)
+    _positional_inputs(module)
+    _dropout_as_modules(module, model.training)
     remove_inplace(module)
     _drop_identities(module)
     graph.eliminate_dead_code()
@@ -147,12 +148,22 @@ def _source_line(error: BaseException) -> str:
     return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else "source line unknown"
 
 
-def _dropout_as_modules(module: fx.GraphModule) -> None:
-    """F.dropout holds its `training` argument as traced; a module follows train() and eval()."""
+def _positional_inputs(module: fx.GraphModule) -> None:
+    """Calls such as conv(input=x) as conv(x)."""
+    for node in module.graph.nodes:
+        if node.op == "call_module" and not node.args and set(node.kwargs) == {"input"}:
+            node.args, node.kwargs = (node.kwargs["input"],), {}
+
+
+def _dropout_as_modules(module: fx.GraphModule, mode: bool) -> None:
+    """F.dropout holds its `training` argument as traced in `mode`; a module follows train() and eval().
+
+    A constant of the other mode is the model's own choice and stays.
+    """
     kinds = {F.dropout: nn.Dropout, F.dropout1d: nn.Dropout1d, F.dropout2d: nn.Dropout2d, F.dropout3d: nn.Dropout3d}
     for node in list(module.graph.nodes):
-        if node.op == "call_function" and node.target in kinds:
-            p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+        if node.op == "call_function" and node.target in kinds and argument(node, 2, "training", True) == mode:
+            p = argument(node, 1, "p", 0.5)
             name = f"functional_{node.name}"
             module.add_submodule(name, kinds[node.target](p))
             with module.graph.inserting_after(node):

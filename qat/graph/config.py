@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -13,6 +14,7 @@ from qat.quant import RANGES, QuantSpec
 
 _RANGES = [*RANGES, "lsq"]
 _LAYER_KEYS = ("weight", "activation", "skip")
+_LAYER_ARGUMENTS = ("self", "conv", "bn", "weight_quantizer")
 _SPEC_KEYS = tuple(f.name for f in fields(QuantSpec))
 
 
@@ -36,7 +38,7 @@ class QATConfig:
         fold_options: keyword arguments of the strategy (for example r_max of `batch_renorm`).
 
     Raises:
-        ConfigError: unknown strategy, range or override key; an override of another form; per-channel activations.
+        ConfigError: unknown strategy, range or override key; an override of another form; per-channel activations; asymmetric weights.
     """
 
     fold: str = "bn_correction"
@@ -53,6 +55,15 @@ class QATConfig:
         check_name("QATConfig.activation_range", self.activation_range, _RANGES)
         if self.activation.per_channel:
             raise ConfigError("QATConfig.activation", "per_channel=True", "one scale per activation tensor", "Set per_channel=False.")
+        if not self.weight.symmetric:
+            raise ConfigError("QATConfig.weight", "symmetric=False", "a symmetric grid, which integer layers need", "Set symmetric=True.")
+        known = [p for p in inspect.signature(STRATEGIES[self.fold].__init__).parameters if p not in _LAYER_ARGUMENTS]
+        for option in self.fold_options:
+            if option not in known:
+                takes = " | ".join(known) or f"none: '{self.fold}' has no options"
+                raise ConfigError(f"QATConfig.fold_options['{option}']", "an unknown option", takes, "Remove or correct it.")
+        if not isinstance(self.overrides, dict):
+            raise ConfigError("QATConfig.overrides", repr(self.overrides), "a mapping of patterns", "Write {} for none.")
         for pattern, layer in self.overrides.items():
             _check_override(f"QATConfig.overrides['{pattern}']", layer)
 
@@ -96,5 +107,9 @@ def _check_override(where: str, layer: Any) -> None:
             raise ConfigError(f"{where}['{key}']", repr(value), "a mapping", todo)
         for name in value:
             check_name(f"{where}['{key}']", name, [*_SPEC_KEYS, "range"])
+        if key == "weight" and value.get("symmetric") is False:
+            raise ConfigError(f"{where}['weight']", "symmetric=False", "a symmetric grid, which integer layers need", "Remove it.")
+        if key == "activation" and value.get("per_channel") is True:
+            raise ConfigError(f"{where}['activation']", "per_channel=True", "one scale per activation tensor", "Remove it.")
         if "range" in value:
             check_name(f"{where}['{key}'].range", value["range"], _RANGES)

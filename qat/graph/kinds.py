@@ -158,13 +158,13 @@ def keeps_scale(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     if node.op != "call_function":
         return False
     if node.target is F.interpolate:
-        return _argument(node, 3, "mode", "nearest") in ("nearest", "nearest-exact")
+        return argument(node, 3, "mode", "nearest") in ("nearest", "nearest-exact")
     if node.target is F.pad:
-        return _argument(node, 2, "mode", "constant") != "constant" or _argument(node, 3, "value", None) in (None, 0)
+        return argument(node, 2, "mode", "constant") != "constant" or argument(node, 3, "value", None) in (None, 0)
     return node.target in _KEEPING_FUNCTIONS
 
 
-def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
+def argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 

@@ -38,18 +38,22 @@ def match(graph: fx.GraphModule, skips: Callable[[str], bool] = lambda name: Fal
             report.left.append((node.name, "functional call: its parameters belong to no module; use the nn module to have it considered"))
         if module is None or id(module) in seen:
             continue
+        if not isinstance(module, BATCH_NORMS):
+            inside = [name for name, m in module.named_modules() if name and isinstance(m, BATCH_NORMS)]
+            reason = f"inside '{node.target}', which is kept whole: it is not frozen or re-estimated either"
+            report.left += [(f"{node.target}.{name}", reason) for name in inside]
         if is_input_norm(module):
-            reason: str | None = f"{type(module).__name__} depends on each input: not a fixed affine map"
+            why: str | None = f"{type(module).__name__} depends on each input: not a fixed affine map"
         elif isinstance(module, BATCH_NORMS):
-            reason = _reason(node, modules, calls, shared, skips)
+            why = _reason(node, modules, calls, shared, skips)
         else:
             continue
         seen.add(id(module))
-        if reason is None:
+        if why is None:
             pairs.append(Pair(node.args[0], node))
             report.folded.append((str(node.args[0].target), str(node.target)))
         else:
-            report.left.append((str(node.target), reason))
+            report.left.append((str(node.target), why))
     return pairs, report
 
 

@@ -29,7 +29,7 @@ def place_quantizers(graph: fx.GraphModule, config: QATConfig) -> None:
     graph.add_submodule(QUANTIZERS, nn.Module())
     for node in [n for n in graph.graph.nodes if _needs_quantizer(n, modules, config)]:
         constant = node.op == "get_attr"
-        spec, range_name = config.activation_for(node.name, str(node.target) if node.op != "call_function" else node.name)
+        spec, range_name = config.activation_for(*_names(node), *_names(_fused_with(node, modules)))
         quantizer = FakeQuantizer(spec, range="minmax" if constant else range_name, running=not constant)
         quantizer.name = f"{QUANTIZERS}.{node.name}"
         graph.add_submodule(quantizer.name, quantizer)
@@ -62,6 +62,20 @@ def tell_layers_their_input(graph: fx.GraphModule) -> None:
             found.setdefault(layer, set()).add(quantizer_behind(node, modules, FakeQuantizer))
     for layer, quantizers in found.items():
         layer.set_input_quantizer(quantizers.pop() if len(quantizers) == 1 else None)
+
+
+def _names(node: fx.Node | None) -> tuple[str, ...]:
+    """What an override may call a node's tensor: the graph node, and the module or input."""
+    if node is None:
+        return ()
+    return (node.name, str(node.target)) if node.op != "call_function" else (node.name,)
+
+
+def _fused_with(node: fx.Node, modules: dict[str, nn.Module]) -> fx.Node | None:
+    """The layer or operation whose output a fused activation's node is the tensor of."""
+    source = node.args[0] if is_activation_node(node, modules) and node.args else None
+    fused = isinstance(source, fx.Node) and len(source.users) == 1 and not keeps_scale(source, modules)
+    return source if fused and isinstance(source, fx.Node) and source.op not in ("placeholder", "get_attr") else None
 
 
 def _needs_quantizer(node: fx.Node, modules: dict[str, nn.Module], config: QATConfig) -> bool:

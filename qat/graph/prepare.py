@@ -93,13 +93,16 @@ def _quantize_other_layers(graph: fx.GraphModule, config: QATConfig, report: Fol
     for node in graph.graph.nodes:
         if node.op != "call_module":
             if getattr(node.target, "__name__", "") in ("conv1d", "conv2d", "conv3d", "linear"):
-                report.notes.append(f"{node.name}: functional call, its weight stays float")
+                report.notes.append(f"{node.name}: functional call, its weight is quantized like an activation; use the nn module")
             continue
         name = str(node.target)
         layer = graph.get_submodule(name)
         if not isinstance(layer, WEIGHTED) or config.skips(name):
             continue
         tied = {other for p in layer.parameters() for other in owners[id(p)] if other != name}
+        if len(node.args) != 1 or node.kwargs:
+            report.notes.append(f"{name}: stays float, it is called with more than its input")
+            continue
         reason = f"shares a parameter with {', '.join(sorted(tied))}" if tied else check_foldable(layer, None)
         if reason is not None:
             report.notes.append(f"{name}: stays float, {reason}")

@@ -16,7 +16,7 @@ def bias_codes(bias: Tensor, step: Tensor) -> Tensor:
 
 
 def round_bias(bias: Tensor, step: Tensor) -> Tensor:
-    """The values of `bias_codes`, in the type of `step`, with the straight-through gradient."""
-    rounded = bias_codes(bias.detach(), step).to(step.dtype) * step
+    """The values of `bias_codes` before saturation, in the type of `step`, with the straight-through gradient."""
+    rounded = (bias.detach().double() / step.double()).round().to(step.dtype) * step
     # bias - bias is exactly 0: the value is the rounded one to the last bit, the gradient that of bias.
     return rounded + (bias - bias.detach())

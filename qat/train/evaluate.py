@@ -5,11 +5,16 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from qat.errors import QATError
+
 
 def confusion(answers: Iterable[tuple[Tensor, Tensor]], classes: int) -> Tensor:
     """Counts (classes, classes) int64 on the CPU, row = label, column = prediction, of (logits (N, classes), labels (N,)) pairs."""
     counts = torch.zeros(classes * classes, dtype=torch.int64)
     for logits, labels in answers:
+        if logits.dim() != 2 or logits.shape[1] != classes:
+            found = f"logits of shape {tuple(logits.shape)}"
+            raise QATError("network", found, f"(N, {classes}), one column a class", "Give the network a head of that many classes.")
         counts += torch.bincount(labels * classes + logits.argmax(1).cpu(), minlength=classes * classes)
     return counts.view(classes, classes)
 

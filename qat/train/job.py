@@ -16,6 +16,7 @@ import qat
 from qat.deploy.modules import IntegerLayer
 from qat.deploy.runtime import predict
 from qat.deploy.targets import saturation_risk
+from qat.errors import ConfigError
 from qat.report.html import write_report
 from qat.report.result import identity, write_result
 from qat.train.data import ImageData, build_data
@@ -54,7 +55,8 @@ def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         batches = len(data.train_dataloader())
         validate_schedule(config, total_steps(batches, config["trainer"]))
         last = checkpoint_to_resume(config, run_dir)
-        Classifier(module_config(config, data))  # a network that cannot be prepared is refused here, not after the float training
+        # a network that cannot be prepared, or has another head, is refused here, not after the float training
+        check_head(Classifier(module_config(config, data)).network, data)
 
     def test_accuracy(network: nn.Module) -> float:
         return accuracy(network_confusion(network, data.test_dataloader(), data.num_classes, device))
@@ -127,6 +129,16 @@ def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     begin = time.perf_counter()
     yield
     seconds[name] = time.perf_counter() - begin
+
+
+def check_head(network: nn.Module, data: ImageData) -> None:
+    """Raise ConfigError unless `network` gives one logit a class."""
+    with torch.no_grad():
+        logits = network.eval()(torch.zeros(1, *data.input_shape))
+    shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if shape != (1, data.num_classes):
+        todo = "Give the network a head of that many classes that returns one tensor of logits."
+        raise ConfigError("model", f"an output of {shape} for one picture", f"(1, {data.num_classes}), one column a class", todo)
 
 
 def module_config(config: dict[str, Any], data: ImageData) -> dict[str, Any]:

@@ -45,6 +45,8 @@ def _optim(where: str, optim: dict[str, Any], problems: Problems) -> None:
 def _layers(quant: dict[str, Any], problems: Problems) -> None:
     from qat.graph.config import QATConfig
 
+    if not quant["weight"]["symmetric"]:
+        problems.add("quant.weight.symmetric", "false", "true: integer layers need symmetric weights", "Remove it.")
     if quant["activation"]["per_channel"]:
         problems.add("quant.activation.per_channel", "true", "false: an activation has one scale a tensor", "Remove it.")
     try:
@@ -89,6 +91,11 @@ def _trainer(trainer: dict[str, Any], problems: Problems) -> None:
     ok = devices in ("auto", -1) if not isinstance(devices, int) or devices == -1 else devices >= 1 and not isinstance(devices, bool)
     if not ok:
         problems.add("trainer.devices", repr(devices), "a whole number from 1 on, -1 for all, or auto", "Set trainer.devices=1.")
+    if trainer["options"]:
+        from pytorch_lightning import Trainer
+
+        for key in trainer["options"]:
+            problems.name(f"trainer.options.{key}", key, inspect.signature(Trainer.__init__).parameters, what="no argument of the Trainer")
     limit = trainer["limit_train_batches"]
     if limit is not None and (limit == 0 or not (limit == 1.0 or not moment_problem(limit))):
         problems.add(

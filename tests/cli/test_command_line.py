@@ -36,6 +36,12 @@ def test_open_mappings_take_keys_the_recipe_lacks(composed, prefix):
     assert options["depth"] == 2
 
 
+def test_open_mappings_are_given_whole(composed):
+    config = composed(BASE, "quant.overrides={conv_stem:{weight:{bits:4}}}", "trainer.options={accumulate_grad_batches:2}")
+    assert config["quant"]["overrides"] == {"conv_stem": {"weight": {"bits": 4}}}
+    assert config["trainer"]["options"] == {"accumulate_grad_batches": 2}
+
+
 def test_help_lists_groups(here, capsys):
     assert main(["--help"]) == 0
     assert "scale_merge" in capsys.readouterr().out
@@ -60,6 +66,8 @@ def test_help_lists_groups(here, capsys):
         ([BASE, "quant.weight.bits=9"], "quant.weight.bits", "from 2 to 8"),
         ([BASE, "fold=scale_merge", "quant=w8a8_per_tensor"], "quant.weight.per_channel", "w8a8_per_channel"),
         ([BASE, "fold=batch_renorm", "fold.options.rmax=2"], "fold.options.rmax", "r_max"),
+        ([BASE, "trainer.options.acumulate_grad_batches=2"], "trainer.options.acumulate_grad_batches", "accumulate_grad_batches"),
+        ([BASE, "quant.weight.symmetric=false"], "quant.weight.symmetric", "symmetric weights"),
         ([BASE, "seed=0,1"], "seed", "-m"),
         ([BASE, "seed"], "command line", "KEY=VALUE"),
         ([BASE, "seed=["], "command line", "KEY=VALUE"),

@@ -165,6 +165,61 @@ def test_converted_layers_compute_the_runtimes_integers_exactly(tmp_path):
     assert report.max_lsb == 0 and sum(row.compared for row in report.tensors) > 1e6
 
 
+def test_a_layer_kept_float_stays_float_in_the_runtime(tmp_path):
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()
+    with torch.no_grad():
+        model[0].bias[0] = -100.0
+        model[2].weight[:, 0] *= 300  # read by nothing but zeros; in 8 bits a tensor it would leave no step for the others
+    prepared = qat.prepare(model, (X,), qat.QATConfig(overrides={"2": {"skip": True}}))
+    qat.calibrate(prepared, [X])
+    converted = qat.convert(prepared)
+    path = qat.export_onnx(converted, (X,), tmp_path / "m.onnx")
+    assert qat.verify(converted, path, [X]).max_lsb <= 1
+    session(path, tmp_path / "optimized.onnx")
+    assert Counter(n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node)["QLinearConv"] == 2
+
+
+class PadsWithOnes(nn.Conv2d):
+    def forward(self, x):
+        return super().forward(nn.functional.pad(x, (1, 1, 1, 1), value=1.0))
+
+
+class Adapter(nn.Linear):
+    """A low-rank addition, which is 0 when it starts."""
+
+    def __init__(self, n_in, n_out):
+        super().__init__(n_in, n_out)
+        self.down, self.up = nn.Parameter(torch.randn(2, n_in)), nn.Parameter(torch.zeros(n_out, 2))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.down.T @ self.up.T
+
+
+@pytest.mark.parametrize(
+    "model",
+    [nn.Sequential(PadsWithOnes(3, 8, 3)), nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), Adapter(144, 5))],
+    ids=["pad", "low_rank"],
+)
+def test_layers_that_compute_more_than_a_linear_map_stay_float(model, tmp_path):
+    prepared = qat.prepare(model.eval(), (X,))
+    assert any("stays float" in note for note in prepared.fold_report.notes)
+    for parameter in prepared.parameters():
+        torch.nn.init.normal_(parameter)
+    qat.calibrate(prepared, [X])
+    converted = qat.convert(prepared)
+    torch.testing.assert_close(converted(X), prepared(X))
+    assert qat.verify(converted, qat.export_onnx(converted, (X,), tmp_path / "m.onnx"), [X]).max_lsb <= 1
+
+
+def test_a_bias_beyond_32_bits_is_not_cut_in_the_simulation():
+    layer = nn.Linear(4, 3)
+    torch.nn.init.ones_(layer.bias)
+    x = torch.randn(8, 4) * 1e-6
+    prepared = qat.prepare(nn.Sequential(layer).eval(), (x,))
+    qat.calibrate(prepared, [x])
+    torch.testing.assert_close(prepared(x), layer(x), rtol=1e-2, atol=1e-2)
+
+
 class Twice(nn.Module):
     def __init__(self):
         super().__init__()

@@ -299,6 +299,9 @@ def test_calibration_without_a_finite_batch_is_an_error(x):
         ({"stem.*": {"weight": 8}}, "a mapping"),
         ({"stem.*": {"skip": "yes"}}, "true or false"),
         ({"stem.*": {"weight": {"range": "minmaxx"}}}, "minmax"),
+        ({"*": {"activation": {"per_channel": True}}}, "one scale per activation"),
+        ({"*": {"weight": {"symmetric": False}}}, "symmetric"),
+        (None, "mapping of patterns"),
     ],
 )
 def test_a_malformed_override_is_one_clear_line(overrides, words):
@@ -312,3 +315,58 @@ def test_the_last_matching_override_wins():
     )
     assert config.skips("stem.0") and not config.skips("fc")
     assert config.activation_for("y", "x")[0].bits == 6
+
+
+@pytest.mark.parametrize("arguments", [{"weight": qat.QuantSpec(symmetric=False)}, {"fold": "naive", "fold_options": {"r_max": 2.0}}])
+def test_a_config_that_could_not_be_shipped_or_built_is_refused(arguments):
+    with pytest.raises(qat.ConfigError):
+        qat.QATConfig(**arguments)
+
+
+@pytest.mark.parametrize("where", [0, 1])
+def test_a_pair_with_hooks_is_left_with_that_reason(where, x):
+    model = randomize(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))).eval()
+    model[where].register_forward_hook(lambda module, inputs, output: output * 2)
+    folded = qat.fold(model, (x,))
+    torch.testing.assert_close(folded(x), model(x))
+    assert "hooks" in folded.fold_report.left[0][1]
+
+
+def test_norms_inside_a_module_kept_whole_are_reported(x):
+    block = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    report = qat.prepare(nn.Sequential(block, nn.Conv2d(8, 2, 1)), (x,), qat.QATConfig(overrides={"0": {"skip": True}})).fold_report
+    assert report.left[0][0] == "0.1" and "kept whole" in report.left[0][1]
+
+
+@pytest.mark.parametrize("name", ["stem.0", "stem.2", "stem_2"])
+def test_an_activation_override_may_name_the_layer_or_its_activation(name, x):
+    prepared = qat.prepare(Residual(), (x,), qat.QATConfig(overrides={name: {"activation": {"bits": 4}}}))
+    bits = {key: q.spec.bits for key, q in prepared.named_modules() if key.startswith("quantizers.")}
+    assert bits["quantizers.stem_2"] == 4 and sum(b == 4 for b in bits.values()) == 1
+
+
+class Keywords(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn, self.up = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ConvTranspose2d(4, 2, 3, stride=2)
+
+    def forward(self, x):
+        return self.up(self.bn(input=self.conv(input=x)), output_size=[14, 14])
+
+
+def test_calls_by_keyword_and_with_more_arguments(x):
+    model = randomize(Keywords()).eval()
+    prepared = qat.prepare(model, (x,))
+    assert prepared.fold_report.folded == [("conv", "bn")] and "up: stays float" in prepared.fold_report.notes[0]
+    qat.set_fake_quant(prepared, weights=False, activations=False)
+    torch.testing.assert_close(prepared(x), model(x))
+
+
+class NeverDrops(nn.Module):
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.5, training=False)
+
+
+def test_a_dropout_with_a_constant_mode_keeps_it(x):
+    graph = qat.fold(NeverDrops().train(), (x,))
+    assert torch.equal(graph.train()(x), x)

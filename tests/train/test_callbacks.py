@@ -1,5 +1,4 @@
 import logging
-import os
 import re
 import signal
 
@@ -219,7 +218,7 @@ class PressCtrlC(Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if trainer.global_step == self.step:
             for _ in range(self.times):
-                os.kill(os.getpid(), signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize("step", [7, 11])

@@ -179,6 +179,7 @@ def test_bad_input_is_refused_before_any_training(config, tmp_path, monkeypatch)
             r"float_training\.max_epochs: found 0 and no model\.checkpoint",
         ),
         ({"model": {**config["model"], "name": "tiny_networks:branching"}}, r"tiny_networks"),
+        ({"model": {**config["model"], "name": "tiny_networks:other_head"}}, r"model: found an output of \(1, 3\) for one picture"),
     ]
     for number, (change, message) in enumerate(cases):
         with pytest.raises(QATError, match=message):
