@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from qat.deploy.modules import IntegerLayer, KeepFloat, Requantize
+from qat.deploy.modules import IntegerLayer, KeepFloat, QuantizeDequantize
 from qat.errors import QATError
 from qat.fold import FoldedConvBN
 from qat.graph.kinds import WEIGHTED, is_clip_node, keeps_scale, module_of
@@ -80,11 +80,11 @@ def _repeat_kept_grids(graph: fx.GraphModule) -> None:
             continue
         if all(keeps_scale(user, modules) for user in node.users):
             continue
-        source = quantizer_behind(node, modules, Requantize)
+        source = quantizer_behind(node, modules, QuantizeDequantize)
         if source is None:
             continue
         name = f"{QUANTIZERS}.{node.name}"
-        graph.add_submodule(name, Requantize(source.scale, source.zero_point, source.spec, name))
+        graph.add_submodule(name, QuantizeDequantize(source.scale, source.zero_point, source.spec, name))
         modules[name] = graph.get_submodule(name)
         with graph.graph.inserting_after(node):
             repeated = graph.graph.call_module(name, (node,))
@@ -100,7 +100,7 @@ def _keep_float_layers(graph: fx.GraphModule) -> None:
         if module is None or isinstance(module, IntegerLayer) or not any(isinstance(m, WEIGHTED) for m in module.modules()):
             continue
         source = node.args[0] if node.args else None
-        if not isinstance(source, fx.Node) or not isinstance(module_of(source, modules), Requantize):
+        if not isinstance(source, fx.Node) or not isinstance(module_of(source, modules), QuantizeDequantize):
             continue
         name = f"keep_float.{node.name}"
         graph.add_submodule(name, KeepFloat())
@@ -109,7 +109,7 @@ def _keep_float_layers(graph: fx.GraphModule) -> None:
         node.replace_input_with(source, kept)
 
 
-def _grid(quantizer: FakeQuantizer, node: fx.Node, graph: fx.GraphModule) -> Requantize:
+def _grid(quantizer: FakeQuantizer, node: fx.Node, graph: fx.GraphModule) -> QuantizeDequantize:
     if not quantizer.enabled:
         raise QATError(str(node.target), "fake quantization switched off", "an enabled quantizer", "Call qat.set_fake_quant(prepared).")
     source: Any = node.args[0]
@@ -117,7 +117,7 @@ def _grid(quantizer: FakeQuantizer, node: fx.Node, graph: fx.GraphModule) -> Req
     if value is None and not quantizer.initialized:
         raise QATError(str(node.target), "a quantizer that has seen no data", "ranges", "Run qat.calibrate(prepared, batches) or train.")
     scale, zero_point = quantizer.qparams_for(value if value is not None else torch.zeros(1))
-    return Requantize(scale, zero_point, quantizer.spec, str(node.target))
+    return QuantizeDequantize(scale, zero_point, quantizer.spec, str(node.target))
 
 
 def _attribute(graph: fx.GraphModule, name: str) -> Tensor:
@@ -130,18 +130,18 @@ def _integer_layer(layer: FoldedConvBN, node: fx.Node, modules: dict[str, nn.Mod
     if layer.weight_quantizer is None:
         raise QATError(name, "no weight quantizer", "a layer with quantized weights", "Prepare the network with qat.prepare.")
     codes, scale, bias = layer.integer()
-    grid = quantizer_behind(node, modules, Requantize)
+    grid = quantizer_behind(node, modules, QuantizeDequantize)
     if grid is not None:
         codes, scale = _make_bias_fit(codes, scale, bias, grid.scale, name)
     return IntegerLayer(layer.conv, codes, scale, bias, grid, _grid_ahead(node, modules), name)
 
 
-def _grid_ahead(node: fx.Node, modules: dict[str, nn.Module]) -> Requantize | None:
+def _grid_ahead(node: fx.Node, modules: dict[str, nn.Module]) -> QuantizeDequantize | None:
     """The grid that a layer's output is put on with nothing but a clip in between, as kernels fuse it; None otherwise."""
     while len(node.users) == 1:
         (node,) = node.users
         module = module_of(node, modules)
-        if isinstance(module, Requantize):
+        if isinstance(module, QuantizeDequantize):
             return module
         if not is_clip_node(node, modules):
             return None

@@ -15,7 +15,7 @@ from torch import fx
 
 import qat.deploy.operators  # noqa: F401 - registers the operators translated below
 from qat.choose import check_name
-from qat.deploy.modules import IntegerLayer, Requantize
+from qat.deploy.modules import IntegerLayer, QuantizeDequantize
 from qat.deploy.targets import TARGETS, saturation_risk
 from qat.errors import QATError
 
@@ -82,7 +82,7 @@ def grid_names(converted: fx.GraphModule) -> list[str]:
     """Names of the activation grids in the order the graph applies them."""
     modules = dict(converted.named_modules(remove_duplicate=False))
     nodes = converted.graph.nodes if isinstance(converted, fx.GraphModule) else ()
-    names = [str(n.target) for n in nodes if n.op == "call_module" and isinstance(modules[str(n.target)], Requantize)]
+    names = [str(n.target) for n in nodes if n.op == "call_module" and isinstance(modules[str(n.target)], QuantizeDequantize)]
     if not names:
         raise QATError("export_onnx", type(converted).__name__, "a network from qat.convert", "Call qat.convert(prepared) first.")
     return names

@@ -18,7 +18,7 @@ from qat.quant.bias import bias_codes
 _EXACT_FLOAT32 = 2**24
 
 
-class Requantize(nn.Module):
+class QuantizeDequantize(nn.Module):
     """Puts an activation tensor on its integer grid: clip to the grid, quantize, dequantize.
 
     The clip is there only for grids smaller than the integer type (4 bits, narrow): the stored codes then lie in range too.
@@ -94,8 +94,8 @@ class IntegerLayer(nn.Module):
         codes: Tensor,
         scale: Tensor,
         bias: Tensor,
-        input_grid: Requantize | None,
-        output_grid: Requantize | None,
+        input_grid: QuantizeDequantize | None,
+        output_grid: QuantizeDequantize | None,
         name: str,
     ):
         super().__init__()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from qat.deploy.export import grid_names
-from qat.deploy.modules import Requantize
+from qat.deploy.modules import QuantizeDequantize
 from qat.deploy.runtime import feed, session
 from qat.errors import QATError
 
@@ -93,10 +93,10 @@ def _with_activations_as_outputs(model: onnx.ModelProto, path: Path, names: list
     return model.SerializeToString()
 
 
-def _codes(converted: fx.GraphModule, grids: dict[str, Requantize], batch: Any) -> dict[str, Tensor]:
+def _codes(converted: fx.GraphModule, grids: dict[str, QuantizeDequantize], batch: Any) -> dict[str, Tensor]:
     seen: dict[str, Tensor] = {}
 
-    def keep(name: str, grid: Requantize):  # type: ignore[no-untyped-def]
+    def keep(name: str, grid: QuantizeDequantize):  # type: ignore[no-untyped-def]
         def hook(module: torch.nn.Module, inputs: tuple, output: Tensor) -> None:
             seen[name] = grid.codes(inputs[0])
 

@@ -4,15 +4,16 @@ The inference graph is one layer, conv(x, Q(s W)) + b_fold with s = gamma / sigm
 forward computes instead while the statistics move. The BatchNorm module is never called; it is where gamma, beta and the statistics live.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from qat.errors import QATError
 from qat.fold.arithmetic import corrected, fold_bias, fold_weight, native, out_first, sigma
-from qat.fold.convolution import convolve
+from qat.fold.convolution import convolve, is_plain
 from qat.fold.foldable import FROZEN_NORMS, check_foldable
+from qat.fold.probe import adds_bias
 from qat.fold.statistics import Count, Pool, batch_statistics, move_running
 from qat.quant import FakeQuantizer
 from qat.quant.bias import round_bias
@@ -53,6 +54,8 @@ class FoldedConvBN(nn.Module):
         if reason is not None:
             pair = " + ".join(type(m).__name__ for m in (conv, bn) if m is not None)
             raise QATError(pair, reason, "a pair that folds", "Leave it unfolded; STRATEGIES['static'] takes a layer alone.")
+        if not is_plain(conv):
+            adds_bias(conv, cast(Tensor, conv.weight))  # asked here, so that no forward has to
         self.conv, self.bn, self.weight_quantizer = conv, bn, weight_quantizer
         self.activation = built_in_activation(bn)
         self.name = ""
@@ -80,7 +83,7 @@ class FoldedConvBN(nn.Module):
 
     @property
     def input_quantizer(self) -> FakeQuantizer | None:
-        """Quantizer of the tensor this layer reads. With one, the inference forward rounds its bias to steps of s_x s_w, as int32 does."""
+        """Quantizer of the tensor this layer reads. With one, inference rounds the bias to multiples of s_x s_w, as int32 does."""
         return self._input_quantizer[0] if self._input_quantizer else None
 
     def set_input_quantizer(self, quantizer: FakeQuantizer | None) -> None:
@@ -111,8 +114,8 @@ class FoldedConvBN(nn.Module):
 
     def inference_forward(self, x: Tensor) -> Tensor:
         weight, bias = self.quantized()
-        step = self._bias_step()
-        return self.activation(convolve(self.conv, x, weight, bias if step is None else round_bias(bias, step)))
+        scale = self._bias_scale()
+        return self.activation(convolve(self.conv, x, weight, bias if scale is None else round_bias(bias, scale)))
 
     def training_forward(self, x: Tensor) -> Tensor:
         """The strategy: forward with the statistics alive, activation included. Side effects: `record`."""
@@ -239,7 +242,7 @@ class FoldedConvBN(nn.Module):
             return quantizer.current_scale()
         return quantizer.qparams_for(self.weight_to_quantize())[0]
 
-    def _bias_step(self) -> Tensor | None:
+    def _bias_scale(self) -> Tensor | None:
         """s_x s_w, () or (C_out); None while the weight or the input is not on an integer grid."""
         weight, x = self.weight_quantizer, self.input_quantizer
         if x is None or not (x.enabled and x.initialized) or not (isinstance(weight, FakeQuantizer) and weight.enabled):

@@ -5,7 +5,6 @@ The numbers are fixed, not random, so that a probe leaves the random state alone
 
 import copy
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +12,15 @@ from torch.func import functional_call
 
 from qat.fold.arithmetic import native, out_first, per_row
 
-_ADDS_BIAS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-
 
 def adds_bias(conv: nn.Module, weight: Tensor) -> bool:
-    """Whether a bias handed to the layer is added to its output, also where it was built without one. Each layer is asked once."""
-    if conv not in _ADDS_BIAS:
-        _ADDS_BIAS[conv] = _adds_bias(conv, weight)
-    return _ADDS_BIAS[conv]
+    """Whether a bias handed to the layer is added to its output, also where it was built without one.
+
+    Each layer is asked once, and its copies never: the answer is kept on it. A traced or compiled forward could not ask.
+    """
+    if "_adds_bias" not in conv.__dict__:
+        conv.__dict__["_adds_bias"] = _adds_bias(conv, weight)
+    return conv.__dict__["_adds_bias"]
 
 
 def _adds_bias(conv: nn.Module, weight: Tensor) -> bool:

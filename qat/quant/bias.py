@@ -1,7 +1,7 @@
 """The bias of an integer layer: int32 with zero point 0 and the scale s_x s_w of the sums it is added to [J17 sect. 2.4].
 
-The step is mostly far below that of the output. It is not where a filter's weights are large and its input is dead (gamma / sigma of a
-variance near eps): there it can exceed an LSB of the output, so the simulation rounds as the integers do.
+That scale is mostly far below the output's. It is not where a filter's weights are large and its input is dead (gamma / sigma of a
+variance near eps): there it can exceed the output's, an LSB, so the simulation rounds as the integers do.
 """
 
 import torch
@@ -10,13 +10,13 @@ from torch import Tensor
 INT32_MAX = 2**31 - 1
 
 
-def bias_codes(bias: Tensor, step: Tensor) -> Tensor:
-    """int32 codes of bias (C_out) for step s_x s_w, () or (C_out); saturated."""
-    return (bias.double() / step.double()).round().clamp(-INT32_MAX, INT32_MAX).to(torch.int32)
+def bias_codes(bias: Tensor, scale: Tensor) -> Tensor:
+    """int32 codes of bias (C_out) for scale s_x s_w, () or (C_out); saturated."""
+    return (bias.double() / scale.double()).round().clamp(-INT32_MAX, INT32_MAX).to(torch.int32)
 
 
-def round_bias(bias: Tensor, step: Tensor) -> Tensor:
-    """The values of `bias_codes` before saturation, in the type of `step`, with the straight-through gradient."""
-    rounded = (bias.detach().double() / step.double()).round().to(step.dtype) * step
+def round_bias(bias: Tensor, scale: Tensor) -> Tensor:
+    """The values of `bias_codes` before saturation, in the type of `scale`, with the straight-through gradient."""
+    rounded = (bias.detach().double() / scale.double()).round().to(scale.dtype) * scale
     # bias - bias is exactly 0: the value is the rounded one to the last bit, the gradient that of bias.
     return rounded + (bias - bias.detach())

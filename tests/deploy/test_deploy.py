@@ -7,6 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
+from timm.layers import Conv2dSame
 from torch import nn
 
 import qat
@@ -175,6 +176,18 @@ def test_a_layer_kept_float_stays_float_in_the_runtime(tmp_path):
     converted = qat.convert(prepared)
     path = qat.export_onnx(converted, (X,), tmp_path / "m.onnx")
     assert qat.verify(converted, path, [X]).max_lsb <= 1
+    session(path, tmp_path / "optimized.onnx")
+    assert Counter(n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node)["QLinearConv"] == 2
+
+
+@pytest.mark.parametrize("strategy", ["bn_correction", "static"])
+def test_layers_with_a_forward_of_their_own_are_exported_and_fused(strategy, tmp_path):
+    model = nn.Sequential(
+        Conv2dSame(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU6(), Conv2dSame(8, 8, 3, stride=2, groups=8, bias=False), nn.BatchNorm2d(8)
+    )
+    converted = qat.convert(calibrated(model, fold=strategy))
+    path = qat.export_onnx(converted, (X,), tmp_path / "m.onnx")
+    assert qat.verify(converted, path, [X]).max_lsb == 0
     session(path, tmp_path / "optimized.onnx")
     assert Counter(n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node)["QLinearConv"] == 2
 
