@@ -18,7 +18,7 @@ from qat.graph.left_norm import LeftBatchNorm
 from qat.graph.place import QUANTIZERS, quantizer_behind
 from qat.graph.prepared import QuantGraph
 from qat.quant import FakeQuantizer
-from qat.quant.bias import INT32_MAX
+from qat.quant.bias import LARGEST_CODE
 
 
 def convert(prepared: QuantGraph) -> QuantGraph:
@@ -149,8 +149,8 @@ def _grid_ahead(node: fx.Node, modules: dict[str, nn.Module]) -> QuantizeDequant
 
 
 def _make_bias_fit(codes: Tensor, scale: Tensor, bias: Tensor, input_scale: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Raise the weight scale of nearly dead channels whose int32 bias would overflow, and requantize their weights."""
-    needed = bias.abs().double() / (input_scale.double() * INT32_MAX)
+    """Raise the weight scale of nearly dead channels whose bias would not fit 32 bits beside the sums, and requantize their weights."""
+    needed = bias.abs().double() / (input_scale.double() * LARGEST_CODE)
     short = needed > scale.double()
     if not bool(short.any()):
         return codes, scale

@@ -7,12 +7,13 @@ variance near eps): there it can exceed the output's, an LSB, so the simulation 
 import torch
 from torch import Tensor
 
-INT32_MAX = 2**31 - 1
+# Largest code of a bias: it leaves as much room again for the sums that are added to it in 32 bits.
+LARGEST_CODE = 2**30
 
 
 def bias_codes(bias: Tensor, scale: Tensor) -> Tensor:
     """int32 codes of bias (C_out) for scale s_x s_w, () or (C_out); saturated."""
-    return (bias.double() / scale.double()).round().clamp(-INT32_MAX, INT32_MAX).to(torch.int32)
+    return (bias.double() / scale.double()).round().clamp(-LARGEST_CODE, LARGEST_CODE).to(torch.int32)
 
 
 def round_bias(bias: Tensor, scale: Tensor) -> Tensor:

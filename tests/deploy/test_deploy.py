@@ -75,7 +75,7 @@ def test_weights_are_stored_as_integers_of_their_grid(tmp_path):
     assert not list(converted.parameters())
 
 
-def test_an_overflowing_bias_raises_the_scale_and_says_where():
+def test_an_overflowing_bias_raises_the_scale_and_says_where(tmp_path):
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     prepared = calibrated(model)
     with torch.no_grad():
@@ -89,6 +89,22 @@ def test_an_overflowing_bias_raises_the_scale_and_says_where():
     with pytest.warns(UserWarning, match=r"0: the int32 bias of channels \[1\]"):
         converted = qat.convert(prepared)
     torch.testing.assert_close(converted(X)[:, 1], expected[:, 1], rtol=1e-2, atol=1e-2)
+    assert converted.get_submodule("0").bias.abs().max() <= 2**30
+    assert qat.verify(converted, qat.export_onnx(converted, (X,), tmp_path / "m.onnx"), [X]).max_lsb == 0
+
+
+def test_a_nearly_dead_filter_leaves_room_for_the_sums(tmp_path):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1))
+    with torch.no_grad():
+        model[0].weight[1] *= 1e-5
+    prepared = calibrated(model)
+    with torch.no_grad():
+        prepared.get_submodule("0").bn.weight[1], prepared.get_submodule("0").bn.bias[1] = 1.0, 3.0
+    qat.calibrate(prepared, [X])
+    with pytest.warns(UserWarning, match="the weight scale was raised"):
+        converted = qat.convert(prepared)
+    assert qat.verify(converted, qat.export_onnx(converted, (X,), tmp_path / "m.onnx"), [X]).max_lsb == 0
+    assert (converted(X) - prepared(X)).abs().max() <= 1.001 * converted.get_submodule("quantizers._3").scale
 
 
 def dead_input() -> nn.Sequential:
