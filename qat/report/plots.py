@@ -43,7 +43,7 @@ def curves(rows: list[dict[str, float]], freeze_step: int | None, float_accuracy
         float_accuracy: test accuracy of the float network, as the line to reach.
     """
     figure = Figure(figsize=(7, 4.6), layout="constrained")
-    loss, accuracy = figure.subplots(2, 1)
+    loss, accuracy = figure.subplots(2, 1, sharex=True)
     loss.plot(*_points(rows, "train_loss_step"), color=ROUNDED, linewidth=1, label="training")
     loss.plot(*_points(rows, "val_loss"), color=INK, marker="o", markersize=3, linewidth=1, label="validation")
     accuracy.plot(*_points(rows, "val_acc"), color=ROUNDED, marker="o", markersize=3, linewidth=1, label="validation, fake-quantized")
