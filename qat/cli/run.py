@@ -29,22 +29,37 @@ def run_jobs(configs: list[dict[str, Any]], words: list[str], notes: list[str]) 
     Returns:
         Exit status: 0, 1 if a job failed, 130 if the user stopped it.
     """
-    statuses = []
+    statuses, results = [], []
     for number, config in enumerate(configs, 1):
         if len(configs) > 1:
             print(f"\njob {number} of {len(configs)}: {config['recipe']}, fold {config['fold']['name']}, seed {config['seed']}", flush=True)
-        statuses.append(run_one(config, words, notes))
-        if statuses[-1] == INTERRUPTED:
-            return INTERRUPTED
+        status, result = run_one(config, words, notes)
+        statuses.append(status)
+        results.append({**identity(config), **result})
+        if status == INTERRUPTED:
+            break
     if len(configs) > 1:
-        print(f"\n{statuses.count(OK)} of {len(configs)} jobs ok")
-    return max(statuses)
+        print("\n" + "\n".join(sweep_lines(results)))
+        not_started = len(configs) - len(statuses)
+        print(f"{statuses.count(OK)} of {len(configs)} jobs ok" + (f", {not_started} not started" if not_started else ""))
+    return INTERRUPTED if statuses[-1] == INTERRUPTED else max(statuses)
 
 
-def run_one(config: dict[str, Any], words: list[str], notes: list[str]) -> int:
-    """One job in its folder. On other ranks than 0 the folder and what is said are rank 0's affair."""
+def sweep_lines(results: list[dict[str, Any]]) -> list[str]:
+    """A table of the jobs of a sweep, a line each: what ran and its accuracies (shares of the test split), or how it ended."""
+    width = max(len(str(result["recipe"])) for result in results)
+    lines = [f"{'recipe':<{width}}  {'fold':<14}  {'seed':>4}  {'float':>6}  {'ptq':>6}  {'fake-q':>6}  {'int':>6}"]
+    for result in results:
+        accuracy = result.get("accuracy") or {}
+        numbers = "  ".join(f"{accuracy[key]:6.4f}" for key in ("float", "ptq", "fake_quant", "integer") if key in accuracy)
+        lines.append(f"{result['recipe']!s:<{width}}  {result['fold']:<14}  {result['seed']:>4}  {numbers or result['status']}")
+    return lines
+
+
+def run_one(config: dict[str, Any], words: list[str], notes: list[str]) -> tuple[int, dict[str, Any]]:
+    """One job: exit status and result. On other ranks than 0 the folder and what is said are rank 0's affair."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
-        return _other_rank(config)
+        return _other_rank(config), {}
     if config["resume"]:
         folder = Path(config["resume"])
         write_env(folder / f"env_resumed_{stamp()}.json", environment(words))
@@ -60,25 +75,27 @@ def run_one(config: dict[str, Any], words: list[str], notes: list[str]) -> int:
         del os.environ[_FOLDER]
 
 
-def _finish(config: dict[str, Any], folder: Path) -> int:
+def _finish(config: dict[str, Any], folder: Path) -> tuple[int, dict[str, Any]]:
     try:
         from qat.train.job import run_job
 
         result = run_job(config, folder)
         log.info("result in %s", folder / "result.json")
-        return OK if result.get("status", "ok") == "ok" else FAILED
+        return OK if result.get("status", "ok") == "ok" else FAILED, result
     except KeyboardInterrupt:
-        write_result(folder, {"status": "interrupted", **identity(config)})
+        result = {"status": "interrupted", **identity(config)}
+        write_result(folder, result)
         log.info("interrupted; go on with resume=%s", folder)
-        return INTERRUPTED
+        return INTERRUPTED, result
     except Exception as error:
-        write_result(folder, failed_result(config, error))
+        result = failed_result(config, error)
+        write_result(folder, result)
         log.error("failed", exc_info=True, **FILE_ONLY)  # type: ignore[arg-type]
         if not isinstance(error, QATError):
             traceback.print_exc()
         message = str(error) if isinstance(error, QATError) else f"{type(error).__name__}: {error}"
         print(f"error: {message} ({folder / 'train.log'})", file=sys.stderr)
-        return FAILED
+        return FAILED, result
 
 
 def _other_rank(config: dict[str, Any]) -> int:

@@ -33,6 +33,8 @@ def main(argv: list[str] | None = None) -> int:
                 print_help(parser, composer)
                 return 0
             if not arguments.cfg and not any(word.startswith(("recipe=", "resume=")) for word in arguments.overrides):
+                if arguments.overrides:
+                    check_recipe_given(arguments.overrides, recipes)
                 print_table(recipes)
                 return BAD_INPUT
             configs = plan(arguments, composer)
@@ -46,6 +48,13 @@ def main(argv: list[str] | None = None) -> int:
         return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def check_recipe_given(words: list[str], recipes: dict[str, Recipe]) -> None:
+    """Raise ConfigError: there are words, but none that says what to run."""
+    named = [word for word in words if word in recipes]
+    todo = f"Did you mean recipe={named[0]}?" if named else "python train.py alone lists the recipes."
+    raise ConfigError("command line", " ".join(words), "recipe=NAME among them", todo)
 
 
 def argument_parser() -> argparse.ArgumentParser:

@@ -16,6 +16,7 @@ from qat.deploy.export import grid_names
 from qat.deploy.modules import QuantizeDequantize
 from qat.deploy.runtime import feed, session
 from qat.errors import QATError
+from qat.graph.prepared import each_batch, inputs_of
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def verify(converted: fx.GraphModule, path: str | Path, batches: Iterable[Any]) 
     runtime = session(_with_activations_as_outputs(model, Path(path), list(grids)))
     names = [o.name for o in runtime.get_outputs()]
     totals = {name: [0, 0, 0] for name in grids}
-    for batch in batches:
+    for batch in each_batch(batches):
         expected = _codes(converted, grids, batch)
         got = dict(zip(names, runtime.run(None, feed(runtime, batch)), strict=True))
         for name, codes in expected.items():
@@ -105,7 +106,7 @@ def _codes(converted: fx.GraphModule, grids: dict[str, QuantizeDequantize], batc
     handles = [grid.register_forward_hook(keep(name, grid)) for name, grid in grids.items()]
     try:
         with torch.no_grad():
-            converted(*(batch if isinstance(batch, (tuple, list)) else (batch,)))
+            converted(*inputs_of(converted, batch))
     finally:
         for handle in handles:
             handle.remove()

@@ -17,7 +17,7 @@ from qat.fold import STRATEGIES, FoldedConvBN
 from qat.fold.refold import refold as refold_layer
 from qat.graph.left_norm import LeftBatchNorm
 from qat.graph.place import QUANTIZERS
-from qat.graph.prepared import QuantGraph
+from qat.graph.prepared import QuantGraph, each_batch, inputs_of
 from qat.quant import FakeQuantizer
 
 
@@ -56,7 +56,7 @@ def calibrate(prepared: QuantGraph, batches: Iterable[Any]) -> None:
             quantizer.train()
             quantizer.enabled = False
         try:
-            for batch in batches:
+            for batch in each_batch(batches):
                 _run(prepared, batch)
                 count += 1
         finally:
@@ -117,7 +117,7 @@ def reestimate_bn(prepared: QuantGraph, batches: Iterable[Any]) -> None:
                 layer.bn.train()
         count = 0
         try:
-            for batch in batches:
+            for batch in each_batch(batches):
                 _run(prepared, batch)
                 count += 1
         finally:
@@ -144,8 +144,8 @@ def refold(prepared: QuantGraph, fold: str) -> QuantGraph:
     return changed
 
 
-def _run(prepared: nn.Module, batch: Any) -> None:
-    prepared(*(batch if isinstance(batch, (tuple, list)) else (batch,)))
+def _run(prepared: QuantGraph, batch: Any) -> None:
+    prepared(*inputs_of(prepared, batch))
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
+from qat.errors import QATError
 from qat.graph.report import FoldReport
 
 
@@ -29,6 +31,31 @@ class QuantGraph(fx.GraphModule):
     def __reduce__(self) -> tuple[Any, ...]:
         restore, arguments = super().__reduce__()
         return _restore, (restore, arguments, dict(self.meta), self.training)
+
+
+def inputs_of(graph: fx.GraphModule, batch: Any) -> tuple[Any, ...]:
+    """The positional inputs in an item of `batches`: a tensor, or a tuple or list of them.
+
+    Raises:
+        QATError: another number of inputs than the network has.
+    """
+    inputs = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    wanted = sum(node.op == "placeholder" for node in graph.graph.nodes)
+    if len(inputs) != wanted:
+        found = f"a batch of {len(inputs)} items for a network of {wanted} input{'s' * (wanted != 1)}"
+        raise QATError("batches", found, "inputs without labels", "Pass (images for images, _ in loader).")
+    return inputs
+
+
+def each_batch(batches: Any) -> Iterator[Any]:
+    """The items of `batches`.
+
+    Raises:
+        QATError: a bare tensor, whose items would be taken for batches.
+    """
+    if isinstance(batches, Tensor):
+        raise QATError("batches", f"a tensor of shape {tuple(batches.shape)}", "an iterable of batches", "Write [x] for one batch.")
+    return iter(batches)
 
 
 def _restore(restore: Any, arguments: tuple, meta: dict[str, Any], training: bool) -> QuantGraph:

@@ -45,10 +45,11 @@ def write_report(
     if len(class_names) <= MOST_CLASSES:
         pictures.append({"title": "Answers of the integer network", "svg": confusion_picture(counts.tolist(), class_names)})
     tables = [summary_table(result), fold_table(network), quantizer_table(network), parity_table(parity)]
-    lost = accuracy["float"] - accuracy["integer"]
+    gained = accuracy["integer"] - accuracy["float"]
+    against = f"{'gain' if gained > 0 else 'lose'} {abs(gained):.4f} against"
     per = "per channel" if result["per_channel"] else "per tensor"
     grids = f"{result['weight_bits']}-bit weights {per}, {result['activation_bits']}-bit activations"
-    subtitle = f"{result['fold']}, {grids}, seed {result['seed']}. The integers lose {lost:.4f} against float."
+    subtitle = f"{result['fold']}, {grids}, seed {result['seed']}. The integers {against} float."
     path = Path(run_dir) / "report.html"
     part = path.with_name("report.html.part")
     part.write_text(page(str(result["recipe"] or "job"), subtitle, pictures, tables), encoding="utf-8")

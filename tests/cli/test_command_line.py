@@ -75,6 +75,8 @@ def test_help_lists_groups(here, capsys):
         (["-m", "recipe=mbv1_bncorr,mbv1_statik"], "recipe", "mbv1_static"),
         (["-m", "resume=runs/x"], "resume", "-m"),
         ([BASE, "resume=nowhere"], "resume", "runs/RECIPE/TIMESTAMP"),
+        (["mbv1_bncorr"], "command line", "recipe=mbv1_bncorr"),
+        (["seed=1"], "command line", "lists the recipes"),
     ],
 )
 def test_bad_input_gets_one_line_and_no_run(refused, words, where, hint):

@@ -101,7 +101,7 @@ def test_sweep_over_groups_ranges_and_globs(here, jobs):
     ]
 
 
-def test_sweep_goes_on_after_a_failure(here, jobs):
+def test_sweep_goes_on_after_a_failure(here, jobs, capsys):
     def act(config):
         if config["seed"] == 1:
             raise RuntimeError("no memory")
@@ -109,6 +109,12 @@ def test_sweep_goes_on_after_a_failure(here, jobs):
     jobs.act = act
     assert main(["-m", BASE, "seed=0,1,2"]) == 1
     assert [(folder / "result.json").exists() for _, folder in jobs.seen] == [False, True, False]
+    *_, header, first, second, third, last = capsys.readouterr().out.splitlines()
+    assert header.split() == ["recipe", "fold", "seed", "float", "ptq", "fake-q", "int"]
+    assert [line.split() for line in (first, second, third)] == [
+        ["mbv1_bncorr", "bn_correction", str(s), w] for s, w in enumerate(["ok", "failed", "ok"])
+    ]
+    assert last == "2 of 3 jobs ok"
 
 
 def test_interrupt_stops_the_sweep_and_says_how_to_go_on(here, jobs, capsys):
@@ -119,7 +125,8 @@ def test_interrupt_stops_the_sweep_and_says_how_to_go_on(here, jobs, capsys):
     assert main(["-m", BASE, "seed=0,1"]) == 130
     ((_, folder),) = jobs.seen
     assert result(folder)["status"] == "interrupted"
-    assert f"resume={folder}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"resume={folder}" in out and "0 of 2 jobs ok, 1 not started" in out
 
 
 @pytest.mark.parametrize("rank, folder, status", [("1", "there", 0), ("1", None, 2)])

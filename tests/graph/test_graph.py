@@ -370,3 +370,18 @@ class NeverDrops(nn.Module):
 def test_a_dropout_with_a_constant_mode_keeps_it(x):
     graph = qat.fold(NeverDrops().train(), (x,))
     assert torch.equal(graph.train()(x), x)
+
+
+@pytest.mark.parametrize(
+    ("batches", "words"),
+    [
+        (lambda x: x, "a tensor of shape"),
+        (lambda x: [(x, torch.zeros(4))], "2 items for a network of 1 input"),
+        (lambda x: [[x, x]], "2 items"),
+    ],
+)
+def test_batches_of_another_form_are_one_clear_line(batches, words, x):
+    prepared = qat.prepare(Residual(), (x,))
+    for use in (qat.calibrate, qat.reestimate_bn):
+        with pytest.raises(qat.QATError, match=words):
+            use(prepared, batches(x))

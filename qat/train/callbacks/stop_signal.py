@@ -1,6 +1,7 @@
 """Ctrl-C between two steps, not inside one."""
 
 import logging
+import os
 import signal
 import threading
 from types import FrameType
@@ -21,6 +22,7 @@ class StopSignal(Callback):
     def __init__(self) -> None:
         self.requested = False
         self._previous: Any = None
+        self._process = os.getpid()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -33,6 +35,8 @@ class StopSignal(Callback):
         self._restore()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a worker of the data loader, which inherits the handler
+            return
         self.requested = True
         log.warning("stopping after this step; Ctrl-C again to stop at once")
         self._restore()
