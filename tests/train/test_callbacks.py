@@ -211,6 +211,14 @@ def test_equal_scores_keep_the_earlier_epoch(config, tmp_path):
     assert checkpoint.best_step == 6
 
 
+@pytest.fixture
+def heard():
+    """Ctrl-C as in a terminal: a shell starts what runs in the background with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class PressCtrlC(Callback):
     def __init__(self, step, times=1):
         self.step, self.times = step, times
@@ -221,6 +229,7 @@ class PressCtrlC(Callback):
                 signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("step", [7, 11])
 def test_ctrl_c_saves_after_the_running_step(config, tmp_path, step):
     handler = signal.getsignal(signal.SIGINT)
@@ -231,6 +240,7 @@ def test_ctrl_c_saves_after_the_running_step(config, tmp_path, step):
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+@pytest.mark.usefixtures("heard")
 def test_a_second_ctrl_c_stops_at_once(config, tmp_path):
     handler = signal.getsignal(signal.SIGINT)
     stop = StopSignal()
