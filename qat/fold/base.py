@@ -14,7 +14,7 @@ from qat.fold.arithmetic import corrected, fold_bias, fold_weight, native, out_f
 from qat.fold.convolution import convolve, is_plain
 from qat.fold.foldable import FROZEN_NORMS, check_foldable
 from qat.fold.probe import adds_bias
-from qat.fold.statistics import Count, Pool, batch_statistics, move_running
+from qat.fold.statistics import Count, Pool, batch_statistics, move_running, write_pooled
 from qat.quant import FakeQuantizer
 from qat.quant.bias import round_bias
 
@@ -179,14 +179,9 @@ class FoldedConvBN(nn.Module):
         """
         self._pool = Pool() if self.keeps_bn and not isinstance(self.bn, FROZEN_NORMS) else None
 
-    @torch.no_grad()
     def finish_pooling(self) -> None:
-        """Write the pooled mean and unbiased variance to the running statistics, unless no batch came."""
-        pool, self._pool = self._pool, None
-        if pool is not None and pool.count is not None:
-            mean, var_unbiased = pool.result()
-            self.bn.running_mean.copy_(mean)
-            self.bn.running_var.copy_(var_unbiased)
+        write_pooled(self._pool, self.bn)
+        self._pool = None
 
     @torch.no_grad()
     def drift(self) -> tuple[Tensor, Tensor] | None:

@@ -105,6 +105,15 @@ class Pool:
         return self.mean, self.spread / (self.count - 1)
 
 
+@torch.no_grad()
+def write_pooled(pool: Pool | None, bn: Any) -> None:
+    """Set the running mean and (unbiased) variance of `bn` to the pooled ones, unless no batch came."""
+    if pool is not None and pool.count is not None:
+        mean, var_unbiased = pool.result()
+        bn.running_mean.copy_(mean)
+        bn.running_var.copy_(var_unbiased)
+
+
 class _Moments(Function):
     """Mean and biased variance in two passes, with a gradient that reads y once: dy = (g_mean + 2 g_var (y - mean)) / n."""
 

@@ -1,5 +1,7 @@
 """The training strategies by name. All have the same inference graph; swapping one is swapping a word."""
 
+import inspect
+
 from qat.fold.base import FoldedConvBN
 from qat.fold.batch_renorm import BatchRenorm
 from qat.fold.bn_correction import BNCorrection
@@ -20,3 +22,8 @@ STRATEGIES: dict[str, type[FoldedConvBN]] = {
     "single_pass": SinglePass,
     "scale_merge": ScaleMerge,
 }
+
+
+def strategy_options(name: str) -> list[str]:
+    """Keyword arguments of a strategy beyond the layer, its BatchNorm and its quantizer."""
+    return [p.name for p in inspect.signature(STRATEGIES[name]).parameters.values() if p.kind is p.KEYWORD_ONLY]

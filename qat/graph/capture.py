@@ -69,13 +69,13 @@ def capture(model: nn.Module, example_inputs: tuple, keep: Callable[[str], bool]
     if not isinstance(example_inputs, tuple):
         found = type(example_inputs).__name__
         raise QATError("example_inputs", found, "a tuple of the model's positional inputs", "Write (x,) for a single input.")
-    _run_once(model, example_inputs)
+    expected = _run_once(model, example_inputs)
     training, evaluation = (_trace(copy.deepcopy(model).train(mode), example_inputs, keep) for mode in (True, False))
     notes: list[str] = []
     graph = training
-    if not _same_function(training, model, example_inputs):
+    if not _gives(training, example_inputs, expected):
         graph = evaluation
-        if not _same_function(evaluation, model, example_inputs):
+        if not _gives(evaluation, example_inputs, expected):
             raise CaptureError(
                 type(model).__name__,
                 "a traced graph that computes something else than the model on example_inputs",
@@ -91,10 +91,10 @@ def capture(model: nn.Module, example_inputs: tuple, keep: Callable[[str], bool]
     return graph, notes
 
 
-def _run_once(model: nn.Module, example_inputs: tuple) -> None:
+def _run_once(model: nn.Module, example_inputs: tuple) -> Any:
     try:
         with torch.no_grad():
-            copy.deepcopy(model).eval()(*example_inputs)
+            return copy.deepcopy(model).eval()(*example_inputs)
     except Exception as error:
         shapes = ", ".join(str(tuple(x.shape)) if isinstance(x, torch.Tensor) else type(x).__name__ for x in example_inputs)
         raise CaptureError(
@@ -179,12 +179,11 @@ def _drop_identities(module: fx.GraphModule) -> None:
             module.graph.erase_node(node)
 
 
-def _same_function(graph: fx.GraphModule, model: nn.Module, example_inputs: tuple) -> bool:
+def _gives(graph: fx.GraphModule, example_inputs: tuple, expected: Any) -> bool:
     with torch.no_grad():
-        expected = copy.deepcopy(model).eval()(*example_inputs)
-        got = copy.deepcopy(graph).eval()(*example_inputs)
-    pairs = list(zip(tree_leaves(expected), tree_leaves(got)))
-    return len(tree_leaves(expected)) == len(tree_leaves(got)) and all(_same_value(a, b) for a, b in pairs)
+        got = tree_leaves(copy.deepcopy(graph).eval()(*example_inputs))
+    wanted = tree_leaves(expected)
+    return len(wanted) == len(got) and all(map(_same_value, wanted, got))
 
 
 def _same_value(expected: Any, got: Any) -> bool:

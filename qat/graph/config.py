@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 from qat.choose import check_name
 from qat.errors import ConfigError
 from qat.fold import STRATEGIES
+from qat.fold.strategies import strategy_options
 from qat.quant import RANGES, QuantSpec
 
 _RANGES = [*RANGES, "lsq"]
 _LAYER_KEYS = ("weight", "activation", "skip")
-_LAYER_ARGUMENTS = ("self", "conv", "bn", "weight_quantizer")
 _SPEC_KEYS = tuple(f.name for f in fields(QuantSpec))
 
 
@@ -57,7 +56,7 @@ class QATConfig:
             raise ConfigError("QATConfig.activation", "per_channel=True", "one scale per activation tensor", "Set per_channel=False.")
         if not self.weight.symmetric:
             raise ConfigError("QATConfig.weight", "symmetric=False", "a symmetric grid, which integer layers need", "Set symmetric=True.")
-        known = [p for p in inspect.signature(STRATEGIES[self.fold].__init__).parameters if p not in _LAYER_ARGUMENTS]
+        known = strategy_options(self.fold)
         for option in self.fold_options:
             if option not in known:
                 takes = " | ".join(known) or f"none: '{self.fold}' has no options"

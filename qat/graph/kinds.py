@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -40,11 +40,17 @@ _ACTIVATION_MODULES = (
 _ACTIVATION_NAMES = (
     "relu relu6 hardtanh hardswish hardsigmoid silu gelu leaky_relu prelu elu celu selu mish sigmoid tanh softplus clamp clip".split()
 )
-_ACTIVATION_FUNCTIONS: set[Any] = {getattr(space, name) for space in (torch, F) for name in _ACTIVATION_NAMES if hasattr(space, name)}
+
+
+def _functions(names: Iterable[str]) -> set[Any]:
+    return {getattr(space, name) for space in (torch, F) for name in names if hasattr(space, name)}
+
+
+_ACTIVATION_FUNCTIONS = _functions(_ACTIVATION_NAMES)
 
 _CLIP_MODULES = (nn.ReLU, nn.ReLU6, nn.Hardtanh)
 _CLIP_NAMES = {"relu", "relu6", "hardtanh", "clamp", "clip"}
-_CLIP_FUNCTIONS: set[Any] = {getattr(space, name) for space in (torch, F) for name in _CLIP_NAMES if hasattr(space, name)}
+_CLIP_FUNCTIONS = _functions(_CLIP_NAMES)
 
 # One grid describes the output of these as well as the input: they move, select or drop values, zero included.
 _KEEPING_MODULES = (

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from qat.fold.foldable import FROZEN_NORMS
-from qat.fold.statistics import Pool, batch_statistics
+from qat.fold.statistics import Pool, batch_statistics, write_pooled
 
 
 class LeftBatchNorm(nn.Module):
@@ -42,12 +42,8 @@ class LeftBatchNorm(nn.Module):
         self._pool = None if isinstance(self.bn, FROZEN_NORMS) or self.bn.running_mean is None else Pool()
 
     def finish_pooling(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None and pool.count is not None:
-            mean, var_unbiased = pool.result()
-            with torch.no_grad():
-                self.bn.running_mean.copy_(mean)
-                self.bn.running_var.copy_(var_unbiased)
+        write_pooled(self._pool, self.bn)
+        self._pool = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._pool is None:

@@ -27,9 +27,11 @@ def place_quantizers(graph: fx.GraphModule, config: QATConfig) -> None:
     """Insert FakeQuantizers into an annotated graph; they become `quantizers.<node name>`."""
     modules = dict(graph.named_modules(remove_duplicate=False))
     graph.add_submodule(QUANTIZERS, nn.Module())
-    for node in [n for n in graph.graph.nodes if _needs_quantizer(n, modules, config)]:
+    # Looked up before the first quantizer stands in the graph.
+    names = {node: _all_names(node, modules) for node in graph.graph.nodes if _needs_quantizer(node, modules, config)}
+    for node in names:
         constant = node.op == "get_attr"
-        spec, range_name = config.activation_for(*_names(node), *_names(_fused_with(node, modules)))
+        spec, range_name = config.activation_for(*names[node])
         quantizer = FakeQuantizer(spec, range="minmax" if constant else range_name, running=not constant)
         quantizer.name = f"{QUANTIZERS}.{node.name}"
         graph.add_submodule(quantizer.name, quantizer)
@@ -64,27 +66,29 @@ def tell_layers_their_input(graph: fx.GraphModule) -> None:
         layer.set_input_quantizer(quantizers.pop() if len(quantizers) == 1 else None)
 
 
-def _names(node: fx.Node | None) -> tuple[str, ...]:
+def _names(node: fx.Node) -> tuple[str, ...]:
     """What an override may call a node's tensor: the graph node, and the module or input."""
-    if node is None:
-        return ()
     return (node.name, str(node.target)) if node.op != "call_function" else (node.name,)
 
 
-def _fused_with(node: fx.Node, modules: dict[str, nn.Module]) -> fx.Node | None:
-    """The layer or operation whose output a fused activation's node is the tensor of."""
-    source = node.args[0] if is_activation_node(node, modules) and node.args else None
-    fused = isinstance(source, fx.Node) and len(source.users) == 1 and not keeps_scale(source, modules)
-    return source if fused and isinstance(source, fx.Node) and source.op not in ("placeholder", "get_attr") else None
+def _all_names(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[str, ...]:
+    """The names of a node, and of the layer or operation that is fused with it."""
+    source = node.args[0] if node.args else None
+    fused = isinstance(source, fx.Node) and _is_fused(source, modules) and not keeps_scale(source, modules)
+    return (*_names(node), *_names(source)) if fused and isinstance(source, fx.Node) else _names(node)
+
+
+def _is_fused(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Whether the only reader of a node's tensor is the activation it is fused with, so that the tensor itself never exists."""
+    if node.op in ("placeholder", "get_attr") or len(node.users) != 1:
+        return False
+    return is_activation_node(next(iter(node.users)), modules) and not is_activation_node(node, modules)
 
 
 def _needs_quantizer(node: fx.Node, modules: dict[str, nn.Module], config: QATConfig) -> bool:
     meta = node.meta.get("tensor_meta")
     if node.op == "output" or meta is None or not hasattr(meta, "dtype") or not meta.dtype.is_floating_point:
         return False
-    if config.skips(node.name) or (node.op != "call_function" and config.skips(str(node.target))):
+    if any(config.skips(name) for name in _names(node)):
         return False
-    if keeps_scale(node, modules):
-        return False
-    fused = len(node.users) == 1 and is_activation_node(next(iter(node.users)), modules) and not is_activation_node(node, modules)
-    return not (fused and node.op not in ("placeholder", "get_attr"))
+    return not keeps_scale(node, modules) and not _is_fused(node, modules)

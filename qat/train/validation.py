@@ -68,10 +68,11 @@ def _moments(config: dict[str, Any], problems: Problems) -> None:
 
 def _fold(config: dict[str, Any], problems: Problems) -> None:
     from qat.fold import STRATEGIES
+    from qat.fold.strategies import strategy_options
 
     fold = config["fold"]
     if problems.name("fold.name", fold["name"], STRATEGIES):
-        keywords = [p.name for p in inspect.signature(STRATEGIES[fold["name"]]).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        keywords = strategy_options(fold["name"])
         for key in fold["options"]:
             problems.name(f"fold.options.{key}", key, keywords, what=f"an option {fold['name']} does not have")
     if fold["name"] == "scale_merge" and not config["quant"]["weight"]["per_channel"]:

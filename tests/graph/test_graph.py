@@ -385,3 +385,10 @@ def test_batches_of_another_form_are_one_clear_line(batches, words, x):
     for use in (qat.calibrate, qat.reestimate_bn):
         with pytest.raises(qat.QATError, match=words):
             use(prepared, batches(x))
+
+
+@pytest.mark.parametrize("first", [[nn.ReLU()], [nn.Sigmoid(), nn.ReLU()]], ids=["input", "activation"])
+def test_an_activation_of_a_quantized_tensor_has_a_grid_and_a_name_of_its_own(first, x):
+    prepared = qat.prepare(nn.Sequential(*first, nn.Conv2d(3, 4, 1)), (x,), qat.QATConfig(overrides={"0": {"activation": {"bits": 4}}}))
+    bits = [q.spec.bits for name, q in prepared.named_modules() if name.startswith("quantizers.")]
+    assert bits == [8, 4, *[8] * len(first)]
