@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from qat.deploy.elementwise import integer_binary
 from qat.deploy.modules import IntegerLayer, KeepFloat, QuantizeDequantize
 from qat.errors import QATError
 from qat.fold import FoldedConvBN
@@ -41,6 +42,7 @@ def convert(prepared: QuantGraph) -> QuantGraph:
         _replace(graph, FoldedConvBN, _integer_layer)
     _replace(graph, LeftBatchNorm, lambda left, node, modules: left.bn)
     _repeat_kept_grids(graph)
+    _fuse_elementwise(graph)
     _keep_float_layers(graph)
     graph.meta = {**prepared.meta, "converted": True}
     graph.recompile()
@@ -92,6 +94,22 @@ def _repeat_kept_grids(graph: fx.GraphModule) -> None:
         node.replace_all_uses_with(repeated, delete_user_cb=lambda user, keep=repeated: user is not keep)
 
 
+def _fuse_elementwise(graph: fx.GraphModule) -> None:
+    """Put integer modules in the place of additions and multiplications of two quantized tensors that runtimes fuse."""
+    modules = dict(graph.named_modules(remove_duplicate=False))
+    for node in list(graph.graph.nodes):
+        fused = integer_binary(node, _grid_ahead(node, modules), modules)
+        if fused is None:
+            continue
+        name = f"integer.{node.name}"
+        graph.add_submodule(name, fused)
+        with graph.graph.inserting_before(node):
+            call = graph.graph.call_module(name, node.args)
+        call.meta = dict(node.meta)
+        node.replace_all_uses_with(call)
+        graph.graph.erase_node(node)
+
+
 def _keep_float_layers(graph: fx.GraphModule) -> None:
     """Put KeepFloat in front of every module with float weights that reads a quantized tensor."""
     modules = dict(graph.named_modules(remove_duplicate=False))
@@ -137,14 +155,16 @@ def _integer_layer(layer: FoldedConvBN, node: fx.Node, modules: dict[str, nn.Mod
 
 
 def _grid_ahead(node: fx.Node, modules: dict[str, nn.Module]) -> QuantizeDequantize | None:
-    """The grid that a layer's output is put on with nothing but a clip in between, as kernels fuse it; None otherwise."""
+    """The grid that a layer's output is put on, as kernels fuse it: directly, or through clips that its lowest code, zero, does as well."""
+    clipped = False
     while len(node.users) == 1:
         (node,) = node.users
         module = module_of(node, modules)
         if isinstance(module, QuantizeDequantize):
-            return module
+            return None if clipped and int(module.zero_point) != module.spec.qmin else module
         if not is_clip_node(node, modules):
             return None
+        clipped = True
     return None
 
 

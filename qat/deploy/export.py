@@ -46,7 +46,8 @@ def export_onnx(converted: fx.GraphModule, example_inputs: tuple, path: str | Pa
     grids = grid_names(converted)
     path = Path(path)
     inputs = [f"input_{i}" if i else "input" for i in range(len(example_inputs))]
-    example = tuple(x.cpu() if x.shape[0] > 1 else torch.cat([x.cpu(), x.cpu()]) for x in example_inputs)
+    # Tensors of their own: the exporter takes one tensor given twice for one input.
+    example = tuple(torch.cat([x.cpu(), x.cpu()]) for x in example_inputs)
     operators = torch.ops.qat
     with warnings.catch_warnings():
         # The exporter warns of its own internals; nothing in them is a user's to act on.
