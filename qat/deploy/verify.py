@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 from qat.deploy.export import grid_names
 from qat.deploy.modules import QuantizeDequantize
+from qat.deploy.reference import IntegerReference
 from qat.deploy.runtime import feed, session
 from qat.errors import QATError
 from qat.graph.prepared import each_batch, inputs_of
@@ -66,12 +67,38 @@ def verify(converted: fx.GraphModule, path: str | Path, batches: Iterable[Any]) 
     grids: dict[str, Any] = {name: modules[name] for name in grid_names(converted) if name not in merged}
     runtime = session(_with_activations_as_outputs(model, Path(path), list(grids)))
     names = [o.name for o in runtime.get_outputs()]
+
+    def run(batch: Any) -> dict[str, Tensor]:
+        outputs = runtime.run(None, feed(runtime, batch))
+        return {name: torch.from_numpy(output) for name, output in zip(names, outputs, strict=True)}
+
+    return _compare(converted, grids, run, batches)
+
+
+def verify_integers(converted: fx.GraphModule, batches: Iterable[Any], multipliers: str = "float") -> ParityReport:
+    """Compare the integers of every activation of `converted` with those of `IntegerReference`, which computes with integers alone.
+
+    Raises:
+        QATError: no batch given, not a converted network, or sums that leave int32.
+        ConfigError: unknown kind of multipliers.
+    """
+    reference = IntegerReference(converted, multipliers)
+    modules = dict(converted.named_modules(remove_duplicate=False))
+    grids: dict[str, Any] = {name: modules[name] for name in grid_names(converted)}
+    return _compare(converted, grids, lambda batch: reference.run_codes(*inputs_of(converted, batch)), batches)
+
+
+def _compare(
+    converted: fx.GraphModule,
+    grids: dict[str, QuantizeDequantize],
+    run: Callable[[Any], dict[str, Tensor]],
+    batches: Iterable[Any],
+) -> ParityReport:
     totals = {name: [0, 0, 0] for name in grids}
     for batch in each_batch(batches):
-        expected = _codes(converted, grids, batch)
-        got = dict(zip(names, runtime.run(None, feed(runtime, batch)), strict=True))
+        expected, got = _codes(converted, grids, batch), run(batch)
         for name, codes in expected.items():
-            difference = (codes.int() - torch.from_numpy(got[name]).int()).abs()
+            difference = (codes.int() - got[name].int()).abs()
             row = totals[name]
             row[0] += difference.numel()
             row[1] += int((difference == 0).sum())

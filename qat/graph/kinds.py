@@ -112,6 +112,21 @@ _KEEPING_METHODS = set(
     "repeat view_as reshape_as t type_as clone detach amax unflatten".split()
 )
 
+_AVERAGING_MODULES = (
+    nn.AvgPool1d,
+    nn.AvgPool2d,
+    nn.AvgPool3d,
+    nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d,
+    nn.AdaptiveAvgPool3d,
+    nn.Upsample,
+    nn.UpsamplingBilinear2d,
+)
+_AVERAGING_FUNCTIONS = _functions("mean interpolate avg_pool1d avg_pool2d avg_pool3d".split()) | _functions(
+    "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d".split()
+)
+_CONCATENATIONS = _functions("cat concat concatenate".split())
+
 
 def is_input_norm(module: nn.Module) -> bool:
     """A normalisation whose statistics depend on each input, so that it is no fixed affine map."""
@@ -168,6 +183,17 @@ def keeps_scale(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     if node.target is F.pad:
         return argument(node, 2, "mode", "constant") != "constant" or argument(node, 3, "value", None) in (None, 0)
     return node.target in _KEEPING_FUNCTIONS
+
+
+def is_averaging_node(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Average pools, means and interpolation: weighted averages of their one input."""
+    if node.op == "call_module":
+        return isinstance(modules[str(node.target)], _AVERAGING_MODULES)
+    return node.target == "mean" if node.op == "call_method" else node.op == "call_function" and node.target in _AVERAGING_FUNCTIONS
+
+
+def is_concatenation_node(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target in _CONCATENATIONS
 
 
 def argument(node: fx.Node, position: int, name: str, default: Any) -> Any:

@@ -1,0 +1,234 @@
+"""An integer network computed with integers alone: what a machine without floating point would give [J17 sect. 2].
+
+Activations are 8-bit codes, sums and biases int32, and between them stands one multiplier a channel, either a float or the fixed-point
+number M0 2^-n. It shares neither kernels nor rounding code with `convert()`, whose float arithmetic it checks.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from qat.choose import check_name
+from qat.deploy.elementwise import IntegerAdd, IntegerMultiply
+from qat.deploy.integer_kernels import integer_kernels
+from qat.deploy.modules import IntegerLayer, KeepFloat, QuantizeDequantize
+from qat.errors import QATError
+from qat.fold.arithmetic import native
+from qat.fold.convolution import convolve
+from qat.graph.kinds import is_activation_node, is_averaging_node, is_clip_node, is_concatenation_node, keeps_scale
+
+MULTIPLIERS = {
+    "float": "round(sum * M), M a float",
+    "fixed": "(sum * M0 + 2^(n-1)) >> n, M0 an integer of 31 bits",
+}
+_MODULES: dict[type, str] = {IntegerAdd: "add", IntegerMultiply: "mul"}
+_ARITHMETIC: dict[Any, str] = {
+    **dict.fromkeys((operator.add, torch.add, "add"), "add"),
+    **dict.fromkeys((operator.sub, torch.sub, "sub"), "sub"),
+    **dict.fromkeys((operator.mul, torch.mul, "mul"), "mul"),
+    **dict.fromkeys((operator.truediv, torch.div, "div"), "div"),
+    **dict.fromkeys((operator.neg, torch.neg, "neg"), "neg"),
+}
+_map: Any = fx.node.map_aggregate
+_INT32 = 2**31
+_FRACTION = 2**16
+
+
+@dataclass(frozen=True)
+class Sums:
+    """A tensor as a sum of integer tensors (int64) times scales (float64, broadcastable), with its zero at 0, limited to [low, high]."""
+
+    terms: tuple[tuple[Tensor, Tensor], ...]
+    low: float = -math.inf
+    high: float = math.inf
+
+    @property
+    def value(self) -> Tensor:
+        """Real values, float64."""
+        total: Any = sum(steps.double() * scale for steps, scale in self.terms)
+        return total.clamp(self.low, self.high)
+
+    @property
+    def limited(self) -> bool:
+        return self.low > -math.inf or self.high < math.inf
+
+    @property
+    def single(self) -> tuple[Tensor, Tensor]:
+        ((steps, scale),) = self.terms
+        return steps, scale
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Tensors to be joined along `dim` once their common grid is known."""
+
+    parts: tuple[Any, ...]
+    dim: int
+
+
+class IntegerReference(fx.Interpreter):
+    """Runs a converted network on integers.
+
+    Args:
+        converted: from `qat.convert`.
+        multipliers: "float" or "fixed".
+
+    Raises:
+        QATError: not a converted network; a sum or bias that leaves int32.
+        ConfigError: unknown kind of multiplier.
+    """
+
+    def __init__(self, converted: fx.GraphModule, multipliers: str = "float"):
+        if not isinstance(converted, fx.GraphModule) or not getattr(converted, "meta", {}).get("converted"):
+            raise QATError("IntegerReference", type(converted).__name__, "a network from qat.convert", "Call qat.convert(prepared) first.")
+        check_name("multipliers", multipliers, MULTIPLIERS)
+        super().__init__(converted)
+        self.multipliers = multipliers
+        self.names = dict(converted.named_modules(remove_duplicate=False))
+        self.codes: dict[str, Tensor] = {}
+        self.float_nodes: list[str] = []
+
+    @torch.no_grad()
+    def run_codes(self, *inputs: Tensor) -> dict[str, Tensor]:
+        """Codes of every activation tensor by the name of its quantizer, int64."""
+        self.codes, self.float_nodes = {}, []
+        self.run(*inputs)
+        return self.codes
+
+    def run_node(self, n: fx.Node) -> Any:
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        module = self.names[str(n.target)] if n.op == "call_module" else None
+        first: Any = args[0] if args else None
+        if n.op == "output":
+            return _map(args[0], _real)
+        if isinstance(module, QuantizeDequantize):
+            codes = self.onto(first, module)
+            self.codes[str(n.target)] = codes
+            return Sums(((codes - int(module.zero_point), module.scale.double()),))
+        if isinstance(module, KeepFloat):
+            return first
+        if isinstance(module, IntegerLayer) and module.bias_scale is not None and isinstance(first, Sums):
+            return self.layer(module, first)
+        kind = _MODULES.get(type(module)) or _ARITHMETIC.get(n.target)
+        result = None if kind is None or kwargs else _arithmetic(kind, *args)
+        if result is not None:
+            return result
+        if isinstance(first, Sums):
+            if is_clip_node(n, self.names):
+                ends = self._call(n, (torch.tensor([-math.inf, math.inf], dtype=torch.float64), *args[1:]), kwargs).tolist()
+                return replace(first, low=max(ends[0], first.low), high=min(ends[1], first.high))
+            one_scale = len(first.terms) == 1 and first.single[1].numel() == 1
+            if one_scale and keeps_scale(n, self.names):
+                return self._moved(n, first, args, kwargs)
+            if one_scale and is_averaging_node(n, self.names):
+                return self._average(n, first, args, kwargs)
+        if is_concatenation_node(n) and all(isinstance(part, Sums) for part in first):
+            return Joined(tuple(first), kwargs.get("dim", args[1] if len(args) > 1 else 0))
+        if isinstance(first, (tuple, list)) and keeps_scale(n, self.names):
+            return self._call(n, args, kwargs)
+        real_args, real_kwargs = _map((args, kwargs), _real)
+        if n.op not in ("placeholder", "get_attr") and not is_activation_node(n, self.names):
+            self.float_nodes.append(n.name)
+        return self._call(n, real_args, real_kwargs)
+
+    def layer(self, layer: IntegerLayer, x: Sums) -> Sums:
+        """Sums of products and bias, which have to fit int32."""
+        codes = layer.codes.to(torch.int64)
+        weight = codes.T if layer.columns else native(codes, layer.layer) if layer.turned else codes
+        channels = [-1] if isinstance(layer.layer, nn.Linear) else [-1] + [1] * (codes.dim() - 2)
+        with integer_kernels():
+            sums = convolve(layer.layer, x.single[0], weight, None)
+        sums = sums + layer.bias.to(torch.int64).view(channels)
+        largest = int(sums.abs().max()) if sums.numel() else 0
+        if largest >= _INT32:
+            raise QATError(layer.name, f"a sum of {largest}", "sums that fit int32", "Use fewer bits, or split the layer.")
+        return Sums(((sums, layer.bias_scale.double().view(channels)),))  # type: ignore[union-attr]
+
+    def onto(self, value: Any, grid: QuantizeDequantize) -> Tensor:
+        """Codes of a value on a grid, int64."""
+        if isinstance(value, Joined):
+            return torch.cat([self.onto(part, grid) for part in value.parts], value.dim)
+        scale, zero, spec = grid.scale.double(), int(grid.zero_point), grid.spec
+        if not isinstance(value, Sums):
+            # The one place where a float becomes an integer: inputs, and what a layer kept float gives.
+            return ((value.float() / grid.scale).round().to(torch.float64) + zero).clamp(spec.qmin, spec.qmax).to(torch.int64)
+        if self.multipliers == "fixed":
+            steps = _fixed_point([(steps, s / scale) for steps, s in value.terms])
+        else:
+            steps = sum(steps.double() * (s / scale) for steps, s in value.terms).round().to(torch.int64)  # type: ignore[union-attr]
+        low, high = (_code(end, float(scale), zero, spec.qmin, spec.qmax) for end in (value.low, value.high))
+        return (steps + zero).clamp(low, high)
+
+    def _moved(self, n: fx.Node, x: Sums, args: tuple, kwargs: dict) -> Any:
+        steps, scale = x.single
+        moved = self._call(n, (steps.double(), *args[1:]), kwargs)
+        return _map(moved, lambda t: replace(x, terms=((t.to(torch.int64), scale),)) if isinstance(t, Tensor) else t)
+
+    def _average(self, n: fx.Node, x: Sums, args: tuple, kwargs: dict) -> Sums:
+        """Integer sums with the number of values in the scale; with 16 fraction bits where windows differ in their weights."""
+        steps, scale = x.single
+        averages = self._call(n, (steps.double(), *args[1:]), kwargs)
+        count = max(1, round(steps.numel() / averages.numel()))
+        if not torch.allclose(averages * count, (averages * count).round(), rtol=0, atol=1e-6):
+            count = _FRACTION
+        return replace(x, terms=(((averages * count).round().to(torch.int64), scale / count),))
+
+    def _call(self, n: fx.Node, args: tuple, kwargs: dict) -> Any:
+        return getattr(self, n.op)(n.target, args, kwargs)
+
+
+def _arithmetic(kind: str, *operands: Any) -> Sums | None:
+    """Sum, difference, product or quotient of integer tensors and numbers; None where it has no integer form."""
+    if any(isinstance(x, bool) or not isinstance(x, (Sums, int, float)) or (isinstance(x, Sums) and x.limited) for x in operands):
+        return None
+    x, y = operands if len(operands) == 2 else (operands[0], -1)
+    if kind == "div":
+        kind, y = "mul", None if isinstance(y, Sums) or y == 0 else 1 / y
+    if kind in ("mul", "neg"):
+        x, y = (y, x) if isinstance(y, Sums) else (x, y)
+        if not isinstance(x, Sums) or y is None:
+            return None
+        if not isinstance(y, Sums):
+            return Sums(tuple((steps, scale * y) for steps, scale in x.terms))
+        if len(x.terms) > 1 or len(y.terms) > 1:
+            return None
+        (x_steps, x_scale), (y_steps, y_scale) = x.single, y.single
+        return Sums(((x_steps * y_steps, x_scale * y_scale),))
+    sign = -1.0 if kind == "sub" else 1.0
+    return Sums((*_terms(x), *((steps, scale * sign) for steps, scale in _terms(y))))
+
+
+def _terms(x: Sums | float) -> tuple[tuple[Tensor, Tensor], ...]:
+    return x.terms if isinstance(x, Sums) else ((torch.ones((), dtype=torch.int64), torch.tensor(float(x), dtype=torch.float64)),)
+
+
+def _real(value: Any) -> Any:
+    """Float32 values, for operations that have no integer form."""
+    if isinstance(value, Joined):
+        return torch.cat([_real(part) for part in value.parts], value.dim)
+    return value.value.float() if isinstance(value, Sums) else value
+
+
+def _code(end: float, scale: float, zero: int, lowest: int, highest: int) -> int:
+    """Code of a limit; an infinite one is the grid's own."""
+    if math.isinf(end):
+        return lowest if end < 0 else highest
+    return min(max(round(end / scale) + zero, lowest), highest)
+
+
+def _fixed_point(terms: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """sum of steps * M, rounded half up, each M as an integer of at most 31 bits over one power of two."""
+    largest = torch.stack([m.abs().max() for _, m in terms]).max()
+    exponents = [torch.frexp(m)[1] for _, m in terms] if len(terms) == 1 else [torch.frexp(largest)[1]] * len(terms)
+    # M = M0 2^-n with M0 below 2^31; sums of more than one term share n, so that they can be added.
+    total: Any = 0
+    for (steps, m), exponent in zip(terms, exponents):
+        total = total + steps * torch.ldexp(m, 31 - exponent).round().to(torch.int64)
+    shift = 31 - exponents[0].to(torch.int64)
+    return (total + (torch.ones_like(shift) << (shift - 1))) >> shift
