@@ -15,6 +15,7 @@ _HOMES = {
         "prepare",
         "reestimate_bn",
         "refold",
+        "search_weight_ranges",
         "set_fake_quant",
     ),
     "qat.deploy": ("ParityReport", "convert", "export_onnx", "verify"),

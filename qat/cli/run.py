@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from qat.cli.command import FAILED, INTERRUPTED, OK
 from qat.cli.environment import environment
 from qat.cli.logs import FILE_ONLY, logged
 from qat.cli.run_folder import new_run_folder, stamp, write_env
@@ -15,7 +16,6 @@ from qat.report.result import failed_result, identity, write_result
 
 log = logging.getLogger("qat.cli")
 
-OK, FAILED, INTERRUPTED = 0, 1, 130
 _FOLDER = "QAT_RUN_DIR"  # tells the processes that Lightning starts for other devices where the run is
 
 

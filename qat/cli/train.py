@@ -6,15 +6,14 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from qat.cli.command import BAD_INPUT, guarded
 from qat.cli.compose import Composer
 from qat.cli.recipes import Recipe, find_recipes
 from qat.cli.resume import resumed
-from qat.cli.run import INTERRUPTED, run_jobs
+from qat.cli.run import run_jobs
 from qat.cli.table import USAGE, print_table
 from qat.errors import ConfigError
 from qat.train.config import validate
-
-BAD_INPUT = 2
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,28 +25,27 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     parser = argument_parser()
     arguments = parser.parse_intermixed_args(words)
+    return guarded(lambda: obey(words, arguments, parser))
+
+
+def obey(words: list[str], arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Print what was asked for, or run the jobs."""
     recipes = find_recipes()
-    try:
-        with Composer(recipes) as composer:
-            if arguments.help:
-                print_help(parser, composer)
-                return 0
-            if not arguments.cfg and not any(word.startswith(("recipe=", "resume=")) for word in arguments.overrides):
-                if arguments.overrides:
-                    check_recipe_given(arguments.overrides, recipes)
-                print_table(recipes)
-                return BAD_INPUT
-            configs = plan(arguments, composer)
-            if arguments.cfg:
-                print("---\n".join(map(OmegaConf.to_yaml, configs)), end="")
-                return 0
-            check(configs, arguments.multirun)
-        return run_jobs(configs, words, own_recipes(configs, recipes))
-    except ConfigError as error:
-        print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    with Composer(recipes) as composer:
+        if arguments.help:
+            print_help(parser, composer)
+            return 0
+        if not arguments.cfg and not any(word.startswith(("recipe=", "resume=")) for word in arguments.overrides):
+            if arguments.overrides:
+                check_recipe_given(arguments.overrides, recipes)
+            print_table(recipes)
+            return BAD_INPUT
+        configs = plan(arguments, composer)
+        if arguments.cfg:
+            print("---\n".join(map(OmegaConf.to_yaml, configs)), end="")
+            return 0
+        check(configs, arguments.multirun)
+    return run_jobs(configs, words, own_recipes(configs, recipes))
 
 
 def check_recipe_given(words: list[str], recipes: dict[str, Recipe]) -> None:

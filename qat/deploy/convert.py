@@ -19,7 +19,7 @@ from qat.graph.left_norm import LeftBatchNorm
 from qat.graph.place import QUANTIZERS, quantizer_behind
 from qat.graph.prepared import QuantGraph
 from qat.quant import FakeQuantizer
-from qat.quant.bias import LARGEST_CODE
+from qat.quant.bias import too_large
 
 
 def convert(prepared: QuantGraph) -> QuantGraph:
@@ -147,10 +147,12 @@ def _integer_layer(layer: FoldedConvBN, node: fx.Node, modules: dict[str, nn.Mod
     name = str(node.target)
     if layer.weight_quantizer is None:
         raise QATError(name, "no weight quantizer", "a layer with quantized weights", "Prepare the network with qat.prepare.")
-    codes, scale, bias = layer.integer()
     grid = quantizer_behind(node, modules, QuantizeDequantize)
+    codes, scale, bias = layer.integer(None if grid is None else grid.scale)
     if grid is not None:
-        codes, scale = _make_bias_fit(codes, scale, bias, grid.scale, name)
+        short = too_large(bias, layer.weight_codes()[1], grid.scale).nonzero().flatten().tolist()
+        if short:
+            warnings.warn(f"{name}: the int32 bias of channels {short} overflows at their scale; the weight scale was raised", stacklevel=3)
     return IntegerLayer(layer.conv, codes, scale, bias, grid, _grid_ahead(node, modules), name)
 
 
@@ -166,16 +168,3 @@ def _grid_ahead(node: fx.Node, modules: dict[str, nn.Module]) -> QuantizeDequant
             return None
         clipped = True
     return None
-
-
-def _make_bias_fit(codes: Tensor, scale: Tensor, bias: Tensor, input_scale: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Raise the weight scale of nearly dead channels whose bias would not fit 32 bits beside the sums, and requantize their weights."""
-    needed = bias.abs().double() / (input_scale.double() * LARGEST_CODE)
-    short = needed > scale.double()
-    if not bool(short.any()):
-        return codes, scale
-    channels = short.nonzero().flatten().tolist()
-    warnings.warn(f"{name}: the int32 bias of channels {channels} overflows at their scale; the weight scale was raised", stacklevel=3)
-    raised = torch.maximum(scale.double(), (needed if scale.ndim else needed.max()) * (1 + 1e-6))
-    ratio = (scale.double() / raised).view([-1] + [1] * (codes.ndim - 1)) if scale.ndim else scale.double() / raised
-    return torch.round(codes.double() * ratio).to(codes.dtype), raised.to(scale.dtype)

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -14,9 +15,8 @@ from onnxscript import opset21 as op
 from torch import fx
 
 import qat.deploy.operators  # noqa: F401 - registers the operators translated below
-from qat.choose import check_name
 from qat.deploy.modules import IntegerLayer, QuantizeDequantize
-from qat.deploy.targets import TARGETS, saturation_risk
+from qat.deploy.targets import check_target, saturation_risk
 from qat.errors import QATError
 
 OPSET = 21
@@ -33,17 +33,23 @@ def _dequantize(codes, scale, zero_point=None, axis: int = 0):  # type: ignore[n
     return op.DequantizeLinear(codes, scale, zero_point, axis=axis)
 
 
-def export_onnx(converted: fx.GraphModule, example_inputs: tuple, path: str | Path, target: str = "ort_x86") -> Path:
+def export_onnx(
+    converted: fx.GraphModule, example_inputs: tuple, path: str | Path, target: str | None = None, notes: Mapping[str, str] | None = None
+) -> Path:
     """Write `converted` to `path`; the batch dimension of every input is dynamic.
 
     The output of each activation's QuantizeLinear is named after its quantizer, so that `verify` can compare tensor by tensor.
 
+    Args:
+        target: key of `qat.targets.TARGETS`; None for the one the network was prepared for, else ort_x86.
+        notes: more metadata of the file.
+
     Raises:
-        QATError: not a converted network.
+        QATError: not a converted network, or one with what the target cannot compute.
         ConfigError: unknown target.
     """
-    check_name("target", target, TARGETS)
     grids = grid_names(converted)
+    target = check_target(converted, target)
     path = Path(path)
     inputs = [f"input_{i}" if i else "input" for i in range(len(example_inputs))]
     # Tensors of their own: the exporter takes one tensor given twice for one input.
@@ -70,8 +76,8 @@ def export_onnx(converted: fx.GraphModule, example_inputs: tuple, path: str | Pa
     _own_zero_points(model)
     layers = [m for m in converted.modules() if isinstance(m, IntegerLayer)]
     risk = saturation_risk(layers)
-    notes = {"qat.target": target, "qat.opset": str(OPSET), "qat.saturation_risk": json.dumps(risk), "qat.merged": json.dumps(merged)}
-    onnx.helper.set_model_props(model, notes)
+    own = {"qat.target": target, "qat.opset": str(OPSET), "qat.saturation_risk": json.dumps(risk), "qat.merged": json.dumps(merged)}
+    onnx.helper.set_model_props(model, {**(notes or {}), **own})
     onnx.checker.check_model(model, full_check=True)
     unfinished = path.with_name(f".{path.name}.tmp")
     onnx.save(model, unfinished)

@@ -25,7 +25,7 @@ from qat.graph.kinds import is_activation_node, is_averaging_node, is_clip_node,
 
 MULTIPLIERS = {
     "float": "round(sum * M), M a float",
-    "fixed": "(sum * M0 + 2^(n-1)) >> n, M0 an integer of 31 bits",
+    "fixed": "sum * M0 >> n, rounded half to even, M0 an integer of 31 bits",
 }
 _MODULES: dict[type, str] = {IntegerAdd: "add", IntegerMultiply: "mul"}
 _ARITHMETIC: dict[Any, str] = {
@@ -42,9 +42,13 @@ _FRACTION = 2**16
 
 @dataclass(frozen=True)
 class Sums:
-    """A tensor as a sum of integer tensors (int64) times scales (float64, broadcastable), with its zero at 0, limited to [low, high]."""
+    """A tensor as a sum of integer tensors (int64) times scales (float64, broadcastable), with its zero at 0, limited to [low, high].
+
+    zero_first: whether kernels add the zero point of the output before they round; it decides sums half-way between two codes.
+    """
 
     terms: tuple[tuple[Tensor, Tensor], ...]
+    zero_first: bool = False
     low: float = -math.inf
     high: float = math.inf
 
@@ -92,12 +96,17 @@ class IntegerReference(fx.Interpreter):
         self.multipliers = multipliers
         self.names = dict(converted.named_modules(remove_duplicate=False))
         self.codes: dict[str, Tensor] = {}
+        self.given: dict[str, Tensor] = {}
         self.float_nodes: list[str] = []
 
     @torch.no_grad()
-    def run_codes(self, *inputs: Tensor) -> dict[str, Tensor]:
-        """Codes of every activation tensor by the name of its quantizer, int64."""
-        self.codes, self.float_nodes = {}, []
+    def run_codes(self, *inputs: Tensor, given: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Codes of every activation tensor by the name of its quantizer, int64.
+
+        Args:
+            given: codes to go on with instead of those found, by the same names.
+        """
+        self.codes, self.float_nodes, self.given = {}, [], given or {}
         self.run(*inputs)
         return self.codes
 
@@ -110,6 +119,7 @@ class IntegerReference(fx.Interpreter):
         if isinstance(module, QuantizeDequantize):
             codes = self.onto(first, module)
             self.codes[str(n.target)] = codes
+            codes = self.given.get(str(n.target), codes).to(torch.int64)
             return Sums(((codes - int(module.zero_point), module.scale.double()),))
         if isinstance(module, KeepFloat):
             return first
@@ -118,7 +128,7 @@ class IntegerReference(fx.Interpreter):
         kind = _MODULES.get(type(module)) or _ARITHMETIC.get(n.target)
         result = None if kind is None or kwargs else _arithmetic(kind, *args)
         if result is not None:
-            return result
+            return replace(result, zero_first=type(module) in _MODULES)
         if isinstance(first, Sums):
             if is_clip_node(n, self.names):
                 ends = self._call(n, (torch.tensor([-math.inf, math.inf], dtype=torch.float64), *args[1:]), kwargs).tolist()
@@ -158,12 +168,11 @@ class IntegerReference(fx.Interpreter):
         if not isinstance(value, Sums):
             # The one place where a float becomes an integer: inputs, and what a layer kept float gives.
             return ((value.float() / grid.scale).round().to(torch.float64) + zero).clamp(spec.qmin, spec.qmax).to(torch.int64)
-        if self.multipliers == "fixed":
-            steps = _fixed_point([(steps, s / scale) for steps, s in value.terms])
-        else:
-            steps = sum(steps.double() * (s / scale) for steps, s in value.terms).round().to(torch.int64)  # type: ignore[union-attr]
+        first, last = (zero, 0) if value.zero_first else (0, zero)
+        terms = [(steps, s / scale) for steps, s in value.terms]
+        codes = _fixed_point(terms, first) if self.multipliers == "fixed" else _floating_point(terms, first)
         low, high = (_code(end, float(scale), zero, spec.qmin, spec.qmax) for end in (value.low, value.high))
-        return (steps + zero).clamp(low, high)
+        return (codes + last).clamp(low, high)
 
     def _moved(self, n: fx.Node, x: Sums, args: tuple, kwargs: dict) -> Any:
         steps, scale = x.single
@@ -222,8 +231,14 @@ def _code(end: float, scale: float, zero: int, lowest: int, highest: int) -> int
     return min(max(round(end / scale) + zero, lowest), highest)
 
 
-def _fixed_point(terms: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """sum of steps * M, rounded half up, each M as an integer of at most 31 bits over one power of two."""
+def _floating_point(terms: list[tuple[Tensor, Tensor]], zero: int) -> Tensor:
+    """zero + the sum of steps * M in float64, rounded half to even."""
+    total: Any = sum(steps.double() * m for steps, m in terms)
+    return (total + zero).round().to(torch.int64)
+
+
+def _fixed_point(terms: list[tuple[Tensor, Tensor]], zero: int) -> Tensor:
+    """zero + the sum of steps * M, rounded half to even, each M as an integer of at most 31 bits over one power of two."""
     largest = torch.stack([m.abs().max() for _, m in terms]).max()
     exponents = [torch.frexp(m)[1] for _, m in terms] if len(terms) == 1 else [torch.frexp(largest)[1]] * len(terms)
     # M = M0 2^-n with M0 below 2^31; sums of more than one term share n, so that they can be added.
@@ -231,4 +246,9 @@ def _fixed_point(terms: list[tuple[Tensor, Tensor]]) -> Tensor:
     for (steps, m), exponent in zip(terms, exponents):
         total = total + steps * torch.ldexp(m, 31 - exponent).round().to(torch.int64)
     shift = 31 - exponents[0].to(torch.int64)
-    return (total + (torch.ones_like(shift) << (shift - 1))) >> shift
+    one = torch.ones_like(shift)
+    half = one << (shift - 1)
+    total = total + (zero * one << shift)
+    rounded = (total + half) >> shift
+    half_way = (total & ((one << shift) - 1)) == half
+    return rounded - (half_way & (rounded & 1 == 1)).to(torch.int64)

@@ -1,9 +1,9 @@
-"""onnxruntime, set up so that its sums are exact also on x86 machines without VNNI."""
+"""Runtimes that a file is checked on: onnxruntime, with its optimisations or without, and OpenVINO."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,66 @@ import onnxruntime
 import torch
 from torch import Tensor
 
+from qat.choose import check_name
+from qat.errors import QATError
 
-def session(model: str | Path | bytes, optimized_path: str | Path | None = None) -> onnxruntime.InferenceSession:
-    """A CPU session; without VNNI with `x64quantprecision`, as 8-bit products would else be added in saturating int16."""
+RUNTIMES = {
+    "onnxruntime": "onnxruntime with all its optimisations",
+    "onnxruntime_unoptimized": "onnxruntime, the graph as it is written",
+    "openvino": "OpenVINO on the CPU; needs `pip install 'qat[openvino]'`",
+}
+
+# (batch) -> outputs by name
+Run = Callable[[Any], dict[str, np.ndarray]]
+
+
+def open_file(model: str | Path | bytes, runtime: str = "onnxruntime") -> Run:
+    """A file ready to run on the CPU.
+
+    Args:
+        model: path, or the content of the file.
+
+    Returns:
+        function of a batch (tensor, or tuple of positional inputs) that gives the outputs by name.
+
+    Raises:
+        ConfigError: unknown runtime.
+        QATError: a runtime that is not installed.
+    """
+    check_name("runtime", runtime, RUNTIMES)
+    if runtime == "openvino":
+        return _openvino(model)
+    opened = session(model, optimize=runtime == "onnxruntime")
+    names = [o.name for o in opened.get_outputs()]
+    return lambda batch: dict(zip(names, opened.run(None, feed(opened, batch)), strict=True))
+
+
+def session(
+    model: str | Path | bytes,
+    optimized_path: str | Path | None = None,
+    optimize: bool = True,
+    threads: int = 0,
+    disabled: list[str] | None = None,
+) -> onnxruntime.InferenceSession:
+    """A CPU session; without VNNI with `x64quantprecision`, as 8-bit products would else be added in saturating int16.
+
+    Args:
+        optimized_path: where to write the graph as onnxruntime runs it.
+        threads: of one operator; 0 for as many as there are cores.
+        disabled: names of optimisations to leave out.
+    """
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
     if not sums_exactly():
         options.add_session_config_entry("session.x64quantprecision", "1")
+    if not optimize:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
     if optimized_path is not None:
         options.optimized_model_filepath = str(optimized_path)
-    return onnxruntime.InferenceSession(model if isinstance(model, bytes) else str(model), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        model if isinstance(model, bytes) else str(model), options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled
+    )
 
 
 def sums_exactly() -> bool:
@@ -34,12 +84,34 @@ def sums_exactly() -> bool:
 
 def feed(runtime: onnxruntime.InferenceSession, batch: Tensor | tuple) -> dict[str, np.ndarray]:
     """Inputs of a session by name, from a tensor or a tuple of positional inputs."""
-    tensors = batch if isinstance(batch, (tuple, list)) else (batch,)
-    return {i.name: x.detach().cpu().numpy() for i, x in zip(runtime.get_inputs(), tensors, strict=True)}
+    return {i.name: x for i, x in zip(runtime.get_inputs(), _arrays(batch), strict=True)}
 
 
-def predict(path: str | Path, batches: Iterable[Any]) -> Iterator[Tensor]:
+def predict(path: str | Path, batches: Iterable[Any], runtime: str = "onnxruntime") -> Iterator[Tensor]:
     """First output of the file for each batch."""
-    runtime = session(path)
+    run = open_file(path, runtime)
     for batch in batches:
-        yield torch.from_numpy(runtime.run(None, feed(runtime, batch))[0])
+        yield torch.from_numpy(next(iter(run(batch).values())))
+
+
+def _openvino(model: str | Path | bytes) -> Run:
+    try:
+        import openvino
+    except ImportError:
+        raise QATError("runtime", "no OpenVINO", "the extra [openvino]", "Run pip install 'qat[openvino]'.") from None
+    core = openvino.Core()
+    read = core.read_model(model=model if isinstance(model, bytes) else str(model))
+    # Left to itself it computes what is float in bfloat16 on machines that have it.
+    compiled = core.compile_model(read, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    names = [next(iter(output.get_names())) for output in compiled.outputs]
+
+    def run(batch: Any) -> dict[str, np.ndarray]:
+        results = compiled(dict(enumerate(_arrays(batch))))
+        return {name: np.asarray(results[i]) for i, name in enumerate(names)}
+
+    return run
+
+
+def _arrays(batch: Tensor | tuple) -> list[np.ndarray]:
+    tensors = batch if isinstance(batch, (tuple, list)) else (batch,)
+    return [x.detach().cpu().numpy() for x in tensors]

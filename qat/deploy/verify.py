@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,16 @@ import onnx
 import torch
 from torch import Tensor, fx
 
+from qat.choose import check_name
 from qat.deploy.export import grid_names
 from qat.deploy.modules import QuantizeDequantize
 from qat.deploy.reference import IntegerReference
-from qat.deploy.runtime import feed, session
+from qat.deploy.runtime import RUNTIMES, Run, open_file
 from qat.errors import QATError
-from qat.graph.prepared import each_batch, inputs_of
+from qat.graph.lifecycle import set_fake_quant
+from qat.graph.place import QUANTIZERS
+from qat.graph.prepared import QuantGraph, each_batch, inputs_of
+from qat.quant import FakeQuantizer
 
 
 @dataclass(frozen=True)
@@ -55,37 +61,113 @@ class ParityReport:
         return "\n".join([f"{'tensor':<{width}}  identical  LSB", *rows, f"{'all':<{width}}  {self.identical:9.6f}  {self.max_lsb:3d}"])
 
 
-def verify(converted: fx.GraphModule, path: str | Path, batches: Iterable[Any]) -> ParityReport:
-    """Run `path` in onnxruntime beside `converted` and compare the integers of every activation.
+def verify(converted: fx.GraphModule, path: str | Path, batches: Iterable[Any], runtime: str = "onnxruntime") -> ParityReport:
+    """Run `path` in a runtime beside `converted` and compare the integers of every activation.
+
+    OpenVINO fuses a graph otherwise where inner tensors are asked for, so there only the outputs are compared.
+
+    Args:
+        runtime: key of `qat.deploy.runtime.RUNTIMES`.
 
     Raises:
-        QATError: no batch given, or a file without the tensors of this network.
+        QATError: no batch given, a file without the tensors of this network, a runtime that is not installed.
+        ConfigError: unknown runtime.
     """
+    check_name("runtime", runtime, RUNTIMES)
     model = onnx.load(path)
     merged = json.loads({p.key: p.value for p in model.metadata_props}.get("qat.merged", "[]"))
-    modules = dict(converted.named_modules(remove_duplicate=False))
-    grids: dict[str, Any] = {name: modules[name] for name in grid_names(converted) if name not in merged}
-    runtime = session(_with_activations_as_outputs(model, Path(path), list(grids)))
-    names = [o.name for o in runtime.get_outputs()]
-
-    def run(batch: Any) -> dict[str, Tensor]:
-        outputs = runtime.run(None, feed(runtime, batch))
-        return {name: torch.from_numpy(output) for name, output in zip(names, outputs, strict=True)}
-
-    return _compare(converted, grids, run, batches)
+    grids = {name: grid for name, grid in _grids(converted).items() if name not in merged}
+    if runtime == "openvino":
+        return _compare(converted, *_outputs(converted, grids, open_file(path, runtime)), batches)
+    opened = open_file(_with_activations_as_outputs(model, Path(path), list(grids)), runtime)
+    return _compare(converted, grids, lambda batch: {name: torch.from_numpy(x) for name, x in opened(batch).items()}, batches)
 
 
-def verify_integers(converted: fx.GraphModule, batches: Iterable[Any], multipliers: str = "float") -> ParityReport:
+def verify_integers(converted: fx.GraphModule, batches: Iterable[Any], multipliers: str = "float", stepwise: bool = False) -> ParityReport:
     """Compare the integers of every activation of `converted` with those of `IntegerReference`, which computes with integers alone.
+
+    Args:
+        stepwise: compute every tensor from the integers that `converted` has before it. Else a sum that lies half-way between two codes
+            but for the last bit of a float32, and goes the other way, grows in the layers behind it.
 
     Raises:
         QATError: no batch given, not a converted network, or sums that leave int32.
         ConfigError: unknown kind of multipliers.
     """
-    reference = IntegerReference(converted, multipliers)
-    modules = dict(converted.named_modules(remove_duplicate=False))
-    grids: dict[str, Any] = {name: modules[name] for name in grid_names(converted)}
-    return _compare(converted, grids, lambda batch: reference.run_codes(*inputs_of(converted, batch)), batches)
+    reference, grids = IntegerReference(converted, multipliers), _grids(converted)
+
+    def run(batch: Any) -> dict[str, Tensor]:
+        return reference.run_codes(*inputs_of(converted, batch), given=_codes(converted, grids, batch) if stepwise else None)
+
+    return _compare(converted, grids, run, batches)
+
+
+def verify_trained(prepared: QuantGraph, converted: fx.GraphModule, batches: Iterable[Any], stepwise: bool = False) -> ParityReport:
+    """Compare the integers of every activation of `converted` with those behind the trained network in evaluation.
+
+    Args:
+        stepwise: as in `verify_integers`.
+
+    Raises:
+        QATError: no batch given.
+    """
+    network = copy.deepcopy(prepared).eval().cpu()
+    quantizers = {name: m for name, m in network.named_modules() if isinstance(m, FakeQuantizer) and name.startswith(QUANTIZERS)}
+    grids = {name: grid for name, grid in _grids(converted).items() if name in quantizers}
+
+    def run(batch: Any) -> dict[str, Tensor]:
+        given = _seen(converted, grids, lambda grid, x: grid.forward(x), batch) if stepwise else {}
+        handles = [quantizers[name].register_forward_hook(lambda m, i, o, value=value: value) for name, value in given.items()]
+        try:
+            return _seen(network, quantizers, lambda quantizer, x: quantizer.codes(x), batch)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    return _compare(converted, grids, run, batches)
+
+
+def _grids(converted: fx.GraphModule) -> dict[str, QuantizeDequantize]:
+    """Activation grids by name, in graph order."""
+    modules: dict[str, Any] = dict(converted.named_modules(remove_duplicate=False))
+    return {name: modules[name] for name in grid_names(converted)}
+
+
+def _outputs(
+    converted: fx.GraphModule, grids: dict[str, QuantizeDequantize], opened: Run
+) -> tuple[dict[str, QuantizeDequantize], Callable[[Any], dict[str, Tensor]]]:
+    """The grids of the network's quantized outputs, and a function of a batch that gives their codes."""
+    returned = next(node for node in converted.graph.nodes if node.op == "output").all_input_nodes
+    places = {str(node.target): i for i, node in enumerate(returned) if str(node.target) in grids}
+    if not places:
+        raise QATError("verify", "no quantized output", "a network whose output is quantized", "Compare it with another runtime.")
+    kept = {name: grids[name] for name in places}
+
+    def run(batch: Any) -> dict[str, Tensor]:
+        values = list(opened(batch).values())
+        return {name: kept[name].codes(torch.from_numpy(values[i])) for name, i in places.items()}
+
+    return kept, run
+
+
+def signal_to_noise(prepared: QuantGraph, converted: fx.GraphModule, batches: Iterable[Any]) -> dict[str, float]:
+    """SQNR in dB of every activation tensor by name: 10 log10 of the float network's energy over that of the difference to the integers.
+
+    Args:
+        prepared: the network that `converted` comes from; with its fake quantization off it is the float network.
+    """
+    network = copy.deepcopy(prepared).eval().cpu()
+    set_fake_quant(network, weights=False, activations=False)
+    quantizers = {name: m for name, m in network.named_modules() if isinstance(m, FakeQuantizer) and name.startswith(QUANTIZERS)}
+    grids = {name: m for name, m in converted.named_modules() if name in quantizers}
+    energy = {name: [0.0, 0.0] for name in grids}
+    for batch in each_batch(batches):
+        floats = _seen(network, {name: quantizers[name] for name in grids}, lambda _, x: x, batch)
+        integers = _seen(converted, grids, lambda grid, x: grid.forward(x), batch)
+        for name, sums in energy.items():
+            sums[0] += float(floats[name].double().square().sum())
+            sums[1] += float((floats[name].double() - integers[name].double()).square().sum())
+    return {name: math.inf if noise == 0 else 10 * math.log10(max(signal, 1e-300) / noise) for name, (signal, noise) in energy.items()}
 
 
 def _compare(
@@ -122,18 +204,23 @@ def _with_activations_as_outputs(model: onnx.ModelProto, path: Path, names: list
 
 
 def _codes(converted: fx.GraphModule, grids: dict[str, QuantizeDequantize], batch: Any) -> dict[str, Tensor]:
+    return _seen(converted, grids, lambda grid, x: grid.codes(x), batch)
+
+
+def _seen(network: fx.GraphModule, modules: Mapping[str, Any], what: Callable[[Any, Tensor], Tensor], batch: Any) -> dict[str, Tensor]:
+    """what(module, input) of every module by name, in one pass over a batch."""
     seen: dict[str, Tensor] = {}
 
-    def keep(name: str, grid: QuantizeDequantize):  # type: ignore[no-untyped-def]
-        def hook(module: torch.nn.Module, inputs: tuple, output: Tensor) -> None:
-            seen[name] = grid.codes(inputs[0])
+    def keep(name: str):  # type: ignore[no-untyped-def]
+        def hook(module: torch.nn.Module, inputs: tuple) -> None:
+            seen[name] = what(modules[name], inputs[0])
 
         return hook
 
-    handles = [grid.register_forward_hook(keep(name, grid)) for name, grid in grids.items()]
+    handles = [module.register_forward_pre_hook(keep(name)) for name, module in modules.items()]
     try:
         with torch.no_grad():
-            converted(*inputs_of(converted, batch))
+            network(*inputs_of(network, batch))
     finally:
         for handle in handles:
             handle.remove()

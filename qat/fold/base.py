@@ -16,7 +16,8 @@ from qat.fold.foldable import FROZEN_NORMS, check_foldable
 from qat.fold.probe import adds_bias
 from qat.fold.statistics import Count, Pool, batch_statistics, move_running, write_pooled
 from qat.quant import FakeQuantizer
-from qat.quant.bias import round_bias
+from qat.quant.affine import along
+from qat.quant.bias import leave_room, round_bias, too_large
 
 
 class FoldedConvBN(nn.Module):
@@ -103,19 +104,40 @@ class FoldedConvBN(nn.Module):
         return native(self._quantize(self.weight_to_quantize()), self.conv), self._folded_bias()
 
     @torch.no_grad()
-    def integer(self) -> tuple[Tensor, Tensor, Tensor]:
+    def integer(self, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """What is shipped: int32 codes (C_out, C_in/g, *k), scale () or (C_out), bias (C_out); scale * codes is the weight of `quantized`.
+
+        Args:
+            input_scale: scale of the input's grid. The scale of a channel whose bias would not fit int32 then is raised (`leave_room`).
 
         Raises:
             QATError: no weight quantizer, one switched off, or an asymmetric grid.
         """
+        bias = self._folded_bias()
+        codes, scale = self.weight_codes()
+        if input_scale is not None and bool(too_large(bias, scale, input_scale).any()):
+            codes, scale = leave_room(codes, scale, bias, input_scale, self.weight_quantizer.spec)
+        return codes, scale, bias
+
+    @torch.no_grad()
+    def weight_codes(self) -> tuple[Tensor, Tensor]:
+        """int32 codes (C_out, C_in/g, *k) and scale () or (C_out) of the quantized weight.
+
+        Raises:
+            QATError: as `integer`.
+        """
         quantizer, weight = self.integer_quantizer(), self.weight_to_quantize()
-        return quantizer.codes(weight), quantizer.qparams_for(weight)[0], self._folded_bias()
+        return quantizer.codes(weight), quantizer.qparams_for(weight)[0]
 
     def inference_forward(self, x: Tensor) -> Tensor:
         weight, bias = self.quantized()
         scale = self._bias_scale()
-        return self.activation(convolve(self.conv, x, weight, bias if scale is None else round_bias(bias, scale)))
+        if scale is not None:
+            # Asked of the device in evaluation only: a training step waits for nothing.
+            if not self.training and not torch.compiler.is_compiling():
+                weight, scale = self._with_room(weight, bias, scale)
+            bias = round_bias(bias, scale)
+        return self.activation(convolve(self.conv, x, weight, bias))
 
     def training_forward(self, x: Tensor) -> Tensor:
         """The strategy: forward with the statistics alive, activation included. Side effects: `record`."""
@@ -243,6 +265,15 @@ class FoldedConvBN(nn.Module):
         if x is None or not (x.enabled and x.initialized) or not (isinstance(weight, FakeQuantizer) and weight.enabled):
             return None
         return self.weight_scale() * x.current_scale()
+
+    @torch.no_grad()
+    def _with_room(self, weight: Tensor, bias: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """The weight and s_x s_w as shipped where a bias does not fit int32, as they are elsewhere."""
+        input_scale = cast(FakeQuantizer, self.input_quantizer).current_scale()
+        if not bool(too_large(bias, self.weight_scale(), input_scale).any()):
+            return weight, scale
+        codes, raised, _ = self.integer(input_scale)
+        return native(codes * along(raised, codes, 0), self.conv).to(weight.dtype), raised * input_scale
 
     def _quantize(self, weight_out_first: Tensor) -> Tensor:
         return weight_out_first if self.weight_quantizer is None else self.weight_quantizer(weight_out_first)

@@ -61,15 +61,14 @@ class ScaleMerge(OutputNormalised):
         return native(weight * per_row(self._factor, weight), self.conv), self._folded_bias()
 
     @torch.no_grad()
-    def integer(self) -> tuple[Tensor, Tensor, Tensor]:
+    def weight_codes(self) -> tuple[Tensor, Tensor]:
         """As in the base, with the BatchNorm merged into codes and scales.
 
         Raises:
             QATError: also a negative gamma on a grid that a change of sign leaves.
         """
         self.check_signs()
-        codes, scale, bias = super().integer()
-        return *merged(codes, scale, self._factor), bias
+        return merged(*super().weight_codes(), self._factor)
 
     @torch.no_grad()
     def weight_scale(self) -> Tensor:

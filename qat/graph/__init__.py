@@ -4,6 +4,7 @@ from qat.graph.config import QATConfig
 from qat.graph.fold import fold
 from qat.graph.lifecycle import calibrate, freeze_bn, freeze_ranges, reestimate_bn, refold, set_fake_quant
 from qat.graph.prepare import prepare
+from qat.graph.range_search import search_weight_ranges
 from qat.graph.report import FoldReport
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "prepare",
     "reestimate_bn",
     "refold",
+    "search_weight_ranges",
     "set_fake_quant",
 ]

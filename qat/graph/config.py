@@ -11,6 +11,7 @@ from qat.errors import ConfigError
 from qat.fold import STRATEGIES
 from qat.fold.strategies import strategy_options
 from qat.quant import RANGES, QuantSpec
+from qat.targets import TARGETS
 
 _RANGES = [*RANGES, "lsq"]
 _LAYER_KEYS = ("weight", "activation", "skip")
@@ -35,9 +36,11 @@ class QATConfig:
             "activation": {spec keys, "range"}, "skip": True}. Later patterns win. A skipped layer is not looked into,
             keeps its BN and gets no quantizer.
         fold_options: keyword arguments of the strategy (for example r_max of `batch_renorm`).
+        target: key of `TARGETS`, the machine the network is trained for; None for no particular one. See `for_target`.
 
     Raises:
-        ConfigError: unknown strategy, range or override key; an override of another form; per-channel activations; asymmetric weights.
+        ConfigError: unknown strategy, range, target or override key; an override of another form; per-channel activations; asymmetric
+            weights; grids that the target cannot compute.
     """
 
     fold: str = "bn_correction"
@@ -47,6 +50,22 @@ class QATConfig:
     activation_range: str = "ema"
     overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
     fold_options: dict[str, Any] = field(default_factory=dict)
+    target: str | None = None
+
+    @classmethod
+    def for_target(cls, target: str, **chosen: Any) -> QATConfig:
+        """The configuration whose grids suit a target where `chosen` does not say otherwise.
+
+        Raises:
+            ConfigError: as the constructor.
+        """
+        check_name("QATConfig.target", target, TARGETS)
+        signed = TARGETS[target].symmetric_activations
+        grids = {
+            "weight": QuantSpec(bits=TARGETS[target].weight_bits),
+            "activation": QuantSpec(symmetric=signed, per_channel=False, narrow=False),
+        }
+        return cls(**{**grids, **chosen, "target": target})
 
     def __post_init__(self) -> None:
         check_name("QATConfig.fold", self.fold, STRATEGIES)
@@ -65,6 +84,14 @@ class QATConfig:
             raise ConfigError("QATConfig.overrides", repr(self.overrides), "a mapping of patterns", "Write {} for none.")
         for pattern, layer in self.overrides.items():
             _check_override(f"QATConfig.overrides['{pattern}']", layer)
+        if self.target is not None:
+            check_name("QATConfig.target", self.target, TARGETS)
+            layers = list(self.overrides.values())
+            bits = max([self.weight.bits, *(layer.get("weight", {}).get("bits", 0) for layer in layers)])
+            symmetric = self.activation.symmetric and all(layer.get("activation", {}).get("symmetric", True) for layer in layers)
+            if problem := TARGETS[self.target].problem(bits, symmetric):
+                todo = f"Use QATConfig.for_target('{self.target}'), or another target."
+                raise ConfigError(f"QATConfig.target '{self.target}'", *problem, todo)
 
     def _override(self, names: tuple[str, ...], kind: str) -> dict[str, Any]:
         merged: dict[str, Any] = {}

@@ -192,6 +192,10 @@ def is_averaging_node(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     return node.target == "mean" if node.op == "call_method" else node.op == "call_function" and node.target in _AVERAGING_FUNCTIONS
 
 
+def is_addition_node(node: fx.Node) -> bool:
+    return node.op in ("call_function", "call_method") and node.target in (operator.add, torch.add, "add")
+
+
 def is_concatenation_node(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target in _CONCATENATIONS
 

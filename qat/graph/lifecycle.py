@@ -50,7 +50,7 @@ def calibrate(prepared: QuantGraph, batches: Iterable[Any]) -> None:
     enabled = {name: q.enabled for name, q in quantizers.items()}
     before = {name: (int(q.batches), int(q.nonfinite_batches)) for name, q in quantizers.items()}
     count = 0
-    with _modes_restored(prepared), torch.no_grad():
+    with modes_restored(prepared), torch.no_grad():
         prepared.eval()
         for quantizer in quantizers.values():
             quantizer.train()
@@ -108,7 +108,7 @@ def reestimate_bn(prepared: QuantGraph, batches: Iterable[Any]) -> None:
         QATError: no batches.
     """
     layers = [m for m in prepared.modules() if isinstance(m, (FoldedConvBN, LeftBatchNorm))]
-    with _modes_restored(prepared), torch.no_grad():
+    with modes_restored(prepared), torch.no_grad():
         prepared.eval()
         for layer in layers:
             layer.training = True
@@ -149,7 +149,7 @@ def _run(prepared: QuantGraph, batch: Any) -> None:
 
 
 @contextmanager
-def _modes_restored(prepared: nn.Module) -> Iterator[None]:
+def modes_restored(prepared: nn.Module) -> Iterator[None]:
     modes = [(m, m.training) for m in prepared.modules()]
     try:
         yield

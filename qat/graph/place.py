@@ -3,6 +3,7 @@
 - The network's input, and every operation that makes new values, gets one on its output.
 - A layer, addition, multiplication, concatenation or norm whose only reader is an activation is fused with it: the
   quantizer stands after the activation. Between a convolution, its BatchNorm and its activation there is none.
+- Where the target adds the sums of a convolution to a residual branch before it rounds them, that convolution has none.
 - Operations that move, select or drop values (max-pool, reshape, slicing, nearest upsampling, dropout) keep the grid of
   their input.
 - Parameters and buffers read directly by the graph (layer scales, position biases) are quantized where they are read.
@@ -16,8 +17,9 @@ from torch import fx, nn
 
 from qat.fold import FoldedConvBN
 from qat.graph.config import QATConfig
-from qat.graph.kinds import is_activation_node, keeps_scale, module_of
+from qat.graph.kinds import is_activation_node, is_addition_node, keeps_scale, module_of
 from qat.quant import FakeQuantizer
+from qat.targets import TARGETS
 
 QUANTIZERS = "quantizers"
 Quantizer = TypeVar("Quantizer", bound=nn.Module)
@@ -32,7 +34,8 @@ def place_quantizers(graph: fx.GraphModule, config: QATConfig) -> None:
     for node in names:
         constant = node.op == "get_attr"
         spec, range_name = config.activation_for(*names[node])
-        quantizer = FakeQuantizer(spec, range="minmax" if constant else range_name, running=not constant)
+        headroom = 0.5 if node.op == "placeholder" and config.target and not TARGETS[config.target].rounds_as_onnx else 0.0
+        quantizer = FakeQuantizer(spec, range="minmax" if constant else range_name, running=not constant, headroom=headroom)
         quantizer.name = f"{QUANTIZERS}.{node.name}"
         graph.add_submodule(quantizer.name, quantizer)
         with graph.graph.inserting_after(node):
@@ -91,4 +94,17 @@ def _needs_quantizer(node: fx.Node, modules: dict[str, nn.Module], config: QATCo
         return False
     if any(config.skips(name) for name in _names(node)):
         return False
+    if config.target is not None and TARGETS[config.target].keeps_sums and _sums_are_added(node, modules):
+        return False
     return not keeps_scale(node, modules) and not _is_fused(node, modules)
+
+
+def _sums_are_added(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Whether a layer's output is read by an addition alone, as its first such operand."""
+    if not isinstance(module_of(node, modules), FoldedConvBN) or len(node.users) != 1:
+        return False
+    (addition,) = node.users
+    if not is_addition_node(addition):
+        return False
+    layers = [n for n in addition.all_input_nodes if isinstance(module_of(n, modules), FoldedConvBN) and len(n.users) == 1]
+    return layers[0] is node

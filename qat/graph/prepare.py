@@ -50,7 +50,9 @@ def prepare(model: nn.Module, example_inputs: tuple, config: QATConfig | None = 
     _wrap_left_norms(graph, model.training)
     place_quantizers(graph, config)
     tell_layers_their_input(graph)
-    return QuantGraph.finished(graph, report, model.training)
+    prepared = QuantGraph.finished(graph, report, model.training)
+    prepared.meta["target"] = config.target
+    return prepared
 
 
 def _check_overrides(model: nn.Module, graph: fx.GraphModule, config: QATConfig) -> None:

@@ -26,6 +26,7 @@ def qparams(lo: Tensor, hi: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
 
     Args:
         lo, hi: () or (C,). NaN counts as 0 and infinity as the largest finite number, so that the scale is always positive and finite.
+            A power of two is the next one above, so that nothing is clipped.
 
     Returns:
         scale in float64 for float64 input, else float32; zero point in int32 within [qmin, qmax].
@@ -38,6 +39,9 @@ def qparams(lo: Tensor, hi: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
     else:
         scale = hi / spec.qmax - lo / spec.qmax
     scale = torch.where(scale < MIN_SCALE, EMPTY_SCALE, scale)
+    if spec.power_of_two:
+        mantissa, exponent = torch.frexp(scale)  # scale = mantissa * 2^exponent with mantissa in [0.5, 1)
+        scale = torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).to(exponent.dtype))
     if spec.symmetric:
         return scale, torch.zeros_like(scale, dtype=torch.int32)
     return scale, (lo / scale).round().neg().clamp(spec.qmin, spec.qmax).to(torch.int32)

@@ -7,6 +7,9 @@ variance near eps): there it can exceed the output's, an LSB, so the simulation 
 import torch
 from torch import Tensor
 
+from qat.quant.affine import along
+from qat.quant.spec import QuantSpec
+
 # Largest code of a bias: it leaves as much room again for the sums that are added to it in 32 bits.
 LARGEST_CODE = 2**30
 
@@ -14,6 +17,28 @@ LARGEST_CODE = 2**30
 def bias_codes(bias: Tensor, scale: Tensor) -> Tensor:
     """int32 codes of bias (C_out) for scale s_x s_w, () or (C_out); saturated."""
     return (bias.double() / scale.double()).round().clamp(-LARGEST_CODE, LARGEST_CODE).to(torch.int32)
+
+
+def too_large(bias: Tensor, scale: Tensor, input_scale: Tensor) -> Tensor:
+    """Channels (C_out) whose bias does not fit beside the sums at the weight scale () or (C_out); their filters are nearly dead."""
+    return _needed(bias, input_scale) > scale.double()
+
+
+def leave_room(codes: Tensor, scale: Tensor, bias: Tensor, input_scale: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
+    """Codes (C_out, ...) and scale of weights whose scale is raised until every bias fits, the codes rounded again.
+
+    One scale for all channels rises for all of them.
+    """
+    needed = _needed(bias, input_scale)
+    raised = torch.maximum(scale.double(), (needed if scale.ndim else needed.max()) * (1 + 1e-6))
+    if spec.power_of_two:
+        raised = torch.exp2(raised.log2().ceil())
+    ratio = along(scale.double() / raised, codes, 0)
+    return (codes.double() * ratio).round().to(codes.dtype), raised.to(scale.dtype)
+
+
+def _needed(bias: Tensor, input_scale: Tensor) -> Tensor:
+    return bias.abs().double() / (input_scale.double() * LARGEST_CODE)
 
 
 def round_bias(bias: Tensor, scale: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ class FakeQuantizer(QuantizerState):
         running: True accumulates over batches (activations): minmax the extremes, the others a moving average. False takes the tensor at
             hand (weights). None is True for ema alone. For lsq it says whether axis 0 is a batch, which does not count as elements.
         momentum: weight of a new batch in the moving average, as torch's BatchNorm defines it.
+        headroom: steps that a running range is widened by at its upper end.
 
     Buffers: scale and zero_point, () or (C,), at least float32 and int32 (parameters for lsq, the zero point only on an asymmetric grid);
     nonfinite_batches, batches that held NaN or Inf and were left out of the range.
@@ -39,13 +40,22 @@ class FakeQuantizer(QuantizerState):
         QATError: unknown range; a tensor whose channels do not match the scale.
     """
 
-    def __init__(self, spec: QuantSpec, range: str = "minmax", *, axis: int = 0, running: bool | None = None, momentum: float = 0.01):
+    def __init__(
+        self,
+        spec: QuantSpec,
+        range: str = "minmax",
+        *,
+        axis: int = 0,
+        running: bool | None = None,
+        momentum: float = 0.01,
+        headroom: float = 0.0,
+    ):
         if range != LEARNED and range not in RANGES:
             raise QATError("FakeQuantizer.range", repr(range), " | ".join([*RANGES, LEARNED]), "Correct the name of the range.")
         if not 0 < momentum <= 1:
             raise QATError("FakeQuantizer.momentum", repr(momentum), "a number above 0 and at most 1", "Try 0.01.")
         super().__init__(spec, axis, learned=range == LEARNED)
-        self.range, self.momentum = range, momentum
+        self.range, self.momentum, self.headroom = range, momentum, headroom
         self.running = range == "ema" if running is None else running
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,7 +94,7 @@ class FakeQuantizer(QuantizerState):
             scale, zero_point = self._range_of(x)
         elif self._moves:
             new, _, _ = self._next(x)
-            scale, zero_point = qparams(-new[0], new[1], self.spec)
+            scale, zero_point = self._widened(new)
         elif self.initialized:
             scale, zero_point = self.scale, self.zero_point
         else:
@@ -182,13 +192,17 @@ class FakeQuantizer(QuantizerState):
     def _observe(self, x: Tensor) -> tuple[Tensor, Tensor]:
         self._fit(x)
         new, batches, finite = self._next(x)
-        scale, zero_point = qparams(-new[0], new[1], self.spec)
+        scale, zero_point = self._widened(new)
         self.extent.copy_(new)
         self.batches.copy_(batches)
         self.nonfinite_batches.add_(~finite)
         self.scale.copy_(scale)
         self.zero_point.copy_(zero_point)
         return scale, zero_point
+
+    def _widened(self, extent: Tensor) -> tuple[Tensor, Tensor]:
+        hi = extent[1] + (extent[0] + extent[1]) * (self.headroom / (self.spec.qmax - self.spec.qmin)) if self.headroom else extent[1]
+        return qparams(-extent[0], hi, self.spec)
 
     def _next(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         new = joint(extent(*RANGES[self.range](x.detach(), self.spec, self.axis)))

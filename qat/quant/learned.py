@@ -19,10 +19,14 @@ from qat.quant.spec import QuantSpec
 
 
 def effective(scale: Tensor, zero_point: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
-    """The (scale, int32 zero point) that learned values stand for: the scale positive, the zero point rounded into the grid."""
+    """The (scale, int32 zero point) that learned values stand for: the scale positive, and the nearest power of two where
+    the grid asks for one; the zero point rounded into the grid."""
     if zero_point.is_floating_point():
         zero_point = zero_point.clamp(spec.qmin, spec.qmax).round().to(torch.int32)
-    return scale.abs().clamp(min=MIN_SCALE), zero_point
+    scale = scale.abs().clamp(min=MIN_SCALE)
+    if spec.power_of_two:
+        scale = torch.ldexp(torch.ones_like(scale), scale.log2().round().to(torch.int32))
+    return scale, zero_point
 
 
 def mean_magnitude(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:

@@ -12,6 +12,7 @@ class QuantSpec:
     symmetric: signed, zero point 0, [-2^(b-1), 2^(b-1)-1]; narrow leaves out the lowest integer, so that a sign flip is lossless.
     asymmetric: unsigned, [0, 2^b-1] with a zero point in range; narrow has no meaning there and reads False.
     per_channel: one scale for every index of the quantizer's axis, otherwise one for the tensor.
+    power_of_two: scales are powers of two, so that a machine without multipliers requantizes by shifts.
 
     Raises:
         QATError: bits is not a whole number from 2 to 8.
@@ -21,6 +22,7 @@ class QuantSpec:
     symmetric: bool = True
     per_channel: bool = True
     narrow: bool = True
+    power_of_two: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.bits, bool) or not isinstance(self.bits, int) or not 2 <= self.bits <= 8:

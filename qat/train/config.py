@@ -10,6 +10,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from qat.errors import ConfigError
+from qat.targets import suit_target
 from qat.train.problems import Problems
 from qat.train.validation import validate_values
 
@@ -43,6 +44,7 @@ class QuantizerConfig:
     symmetric: bool = True
     per_channel: bool = True
     narrow: bool = True
+    power_of_two: bool = False
     range: str = "minmax"
 
 
@@ -54,6 +56,7 @@ class QuantConfig:
     )
     overrides: dict[str, Any] = field(default_factory=dict)  # layer name pattern -> {skip: true} or {weight: {bits: 8}}
     calibration_batches: int = 8
+    range_search: int = 0  # batches on which learned weight ranges are chosen by the network's output before training; 0: none
     delay: Any = 0  # null | steps | share of the run
     freeze_ranges: Any = None  # null | steps | share of the run
 
@@ -103,7 +106,7 @@ class TrainerConfig:
 
 @dataclass
 class TargetConfig:
-    name: str = "ort_x86"
+    name: str = "ort_vnni"
 
 
 @dataclass
@@ -160,7 +163,7 @@ def _merge(node: DictConfig, given: dict[Any, Any], path: str, problems: Problem
 
 
 def complete(config: Any) -> dict[str, Any]:
-    """The configuration as a plain dict, resolved, absent keys at their defaults.
+    """The configuration as a plain dict, resolved, absent keys at their defaults, its grids those the target needs.
 
     Args:
         config: mapping or DictConfig, whole or in part.
@@ -179,7 +182,8 @@ def complete(config: Any) -> dict[str, Any]:
     for key in sorted(OmegaConf.missing_keys(node)):
         problems.add(key, "nothing", "a value", f"Set {key}=VALUE.")
     problems.raise_any()
-    return OmegaConf.to_container(node)  # type: ignore[return-value]
+    whole: dict[str, Any] = OmegaConf.to_container(node)  # type: ignore[assignment]
+    return {**whole, "quant": suit_target(whole["quant"], whole["target"]["name"])}
 
 
 def validate(config: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from qat.train.float_model import float_network
 from qat.train.memory import peak_memory_mb
 from qat.train.metrics_file import read_metrics
 from qat.train.module import Classifier
+from qat.train.notes import notes_of
 from qat.train.qat_training import best_or_last, qat_trainer, schedule_callbacks
 from qat.train.resume import checkpoint_to_resume
 from qat.train.schedule import total_steps, validate_schedule
@@ -77,6 +78,13 @@ def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         found["ptq"] = test_accuracy(module.network)
         log.info("post-training quantization: test accuracy %.4f", found["ptq"])
 
+    if config["quant"]["range_search"]:
+        with timed(seconds, "range_search"):
+            pictures = [images.to(device) for images in data.calibration_batches(config["quant"]["range_search"])]
+            qat.search_weight_ranges(module.network.to(device), pictures)
+            found["range_search"] = test_accuracy(module.network)
+            log.info("weight ranges chosen by the network's output: test accuracy %.4f", found["range_search"])
+
     with timed(seconds, "qat"):
         schedule = schedule_callbacks(config)
         trainer = qat_trainer(config, run_dir, schedule, float_val, batches, last)
@@ -95,7 +103,7 @@ def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     with timed(seconds, "export"):
         onnx = run_dir / "model.onnx"
         converted = qat.convert(module.network.cpu().eval())
-        qat.export_onnx(converted, (torch.zeros(1, *data.input_shape),), onnx, target=config["target"]["name"])
+        qat.export_onnx(converted, (torch.zeros(1, *data.input_shape),), onnx, notes=notes_of(config, data))
         if risky := saturation_risk(m for m in converted.modules() if isinstance(m, IntegerLayer)):
             todo = "there, create the session with session.x64quantprecision=1"
             log.info("model.onnx on x86 machines without VNNI: sums of %d layers could saturate; %s", len(risky), todo)
@@ -153,6 +161,7 @@ def module_config(config: dict[str, Any], data: ImageData) -> dict[str, Any]:
         "optim": config["optim"],
         "quant": config["quant"],
         "fold": config["fold"],
+        "target": config["target"]["name"],
     }
 
 

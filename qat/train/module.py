@@ -14,10 +14,10 @@ from qat.train.models import build_model
 from qat.train.optim import build_optimizer, build_schedule
 from qat.train.schedule import steps_in
 
-_SPEC_KEYS = ("bits", "symmetric", "per_channel", "narrow")
+_SPEC_KEYS = ("bits", "symmetric", "per_channel", "narrow", "power_of_two")
 
 
-def qat_config(quant: dict[str, Any], fold: dict[str, Any]) -> qat.QATConfig:
+def qat_config(quant: dict[str, Any], fold: dict[str, Any], target: str | None = None) -> qat.QATConfig:
     """The `quant` and `fold` parts of a recipe as the argument of `qat.prepare`."""
     weight, activation = quant["weight"], quant["activation"]
     return qat.QATConfig(
@@ -28,6 +28,7 @@ def qat_config(quant: dict[str, Any], fold: dict[str, Any]) -> qat.QATConfig:
         activation_range=activation["range"],
         overrides=quant.get("overrides") or {},
         fold_options=fold.get("options") or {},
+        target=target,
     )
 
 
@@ -35,9 +36,9 @@ class Classifier(LightningModule):
     """Network, loss, accuracy and optimizer.
 
     Args:
-        config: plain dict {"model", "num_classes", "input_shape": [C, H, W], "optim", "quant" or None, "fold" or None}. It is all a
-            checkpoint needs to rebuild the module; `model.checkpoint` is not read here, the weights come from `network` or from
-            the Lightning checkpoint.
+        config: plain dict {"model", "num_classes", "input_shape": [C, H, W], "optim", "quant" or None, "fold" or None, "target" or
+            absent}. It is all a checkpoint needs to rebuild the module; `model.checkpoint` is not read here, the weights come from
+            `network` or from the Lightning checkpoint.
         network: float network to start from; prepared when `quant` is set. None builds one with random weights.
 
     Attributes:
@@ -53,7 +54,7 @@ class Classifier(LightningModule):
             network = build_model({**config["model"], "checkpoint": None}, config["num_classes"], channels)
         if config.get("quant"):
             example = torch.zeros(2, *config["input_shape"])
-            network = qat.prepare(network, (example,), qat_config(config["quant"], config["fold"]))
+            network = qat.prepare(network, (example,), qat_config(config["quant"], config["fold"], config.get("target")))
         self.network = network
         # arguments are those of this module's own steps: validating each batch would read tensors back to the host
         self.val_accuracy = MulticlassAccuracy(config["num_classes"], average="micro", validate_args=False)

@@ -5,6 +5,7 @@ composing a configuration stays fast.
 """
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 from qat.train.problems import Problems
@@ -42,15 +43,17 @@ def _optim(where: str, optim: dict[str, Any], problems: Problems) -> None:
         problems.number(f"{where}.scale_lr", optim["scale_lr"], 0)
 
 
-def _layers(quant: dict[str, Any], problems: Problems) -> None:
+def _layers(quant: dict[str, Any], target: str, problems: Problems) -> None:
     from qat.graph.config import QATConfig
+    from qat.targets import TARGETS
 
     if not quant["weight"]["symmetric"]:
         problems.add("quant.weight.symmetric", "false", "true: integer layers need symmetric weights", "Remove it.")
     if quant["activation"]["per_channel"]:
         problems.add("quant.activation.per_channel", "true", "false: an activation has one scale a tensor", "Remove it.")
     try:
-        QATConfig(overrides=quant["overrides"])
+        grids = QATConfig.for_target(target) if target in TARGETS else QATConfig()
+        replace(grids, overrides=quant["overrides"])
     except ValueError as error:
         problems.add("quant.overrides", str(error), "layer name pattern -> {skip: true} or {weight: {bits: 8}}", "Change the entry.")
 
@@ -133,7 +136,7 @@ def validate_values(config: dict[str, Any]) -> None:
     Raises:
         ConfigError: everything that is wrong, a line each.
     """
-    from qat.deploy.targets import TARGETS
+    from qat.targets import TARGETS
 
     problems = Problems()
     problems.number("seed", config["seed"], 0, 2**32 - 1, whole=True)
@@ -141,8 +144,12 @@ def validate_values(config: dict[str, Any]) -> None:
     _data(config["data"], problems)
     _quantizer("quant.weight", config["quant"]["weight"], WEIGHT_RANGES, problems)
     _quantizer("quant.activation", config["quant"]["activation"], ACTIVATION_RANGES, problems)
-    _layers(config["quant"], problems)
+    _layers(config["quant"], config["target"]["name"], problems)
     problems.number("quant.calibration_batches", config["quant"]["calibration_batches"], 1, whole=True)
+    problems.number("quant.range_search", config["quant"]["range_search"], 0, whole=True)
+    if config["quant"]["range_search"] and config["quant"]["weight"]["range"] != "lsq":
+        found = f"{config['quant']['range_search']} with quant.weight.range={config['quant']['weight']['range']}"
+        problems.add("quant.range_search", found, "0, or the learned range lsq, whose start it chooses", "Set quant.weight.range=lsq.")
     _fold(config, problems)
     _moments(config, problems)
     _optim("optim", config["optim"], problems)

@@ -89,6 +89,7 @@ def test_an_overflowing_bias_raises_the_scale_and_says_where(tmp_path):
     with pytest.warns(UserWarning, match=r"0: the int32 bias of channels \[1\]"):
         converted = qat.convert(prepared)
     torch.testing.assert_close(converted(X)[:, 1], expected[:, 1], rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(prepared(X), converted(X).float())
     assert converted.get_submodule("0").bias.abs().max() <= 2**30
     assert qat.verify(converted, qat.export_onnx(converted, (X,), tmp_path / "m.onnx"), [X]).max_lsb == 0
 
@@ -105,6 +106,8 @@ def test_a_nearly_dead_filter_leaves_room_for_the_sums(tmp_path):
         converted = qat.convert(prepared)
     assert qat.verify(converted, qat.export_onnx(converted, (X,), tmp_path / "m.onnx"), [X]).max_lsb == 0
     assert (converted(X) - prepared(X)).abs().max() <= 1.001 * converted.get_submodule("quantizers._3").scale
+    # the simulation raises the scale as well
+    assert torch.equal(integers(prepared, "quantizers._2", X), integers(converted, "quantizers._2", X).int())
 
 
 def dead_input() -> nn.Sequential:

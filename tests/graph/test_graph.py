@@ -9,6 +9,7 @@ from small_networks import Branching, Left, Residual, randomize
 from torch import nn
 
 import qat
+from qat.graph.lifecycle import folded_layers
 
 
 @pytest.fixture
@@ -392,3 +393,58 @@ def test_an_activation_of_a_quantized_tensor_has_a_grid_and_a_name_of_its_own(fi
     prepared = qat.prepare(nn.Sequential(*first, nn.Conv2d(3, 4, 1)), (x,), qat.QATConfig(overrides={"0": {"activation": {"bits": 4}}}))
     bits = [q.spec.bits for name, q in prepared.named_modules() if name.startswith("quantizers.")]
     assert bits == [8, 4, *[8] * len(first)]
+
+
+def outlier_network():
+    """The depthwise layer has one filter of 60 times the others' size, whose output hardly moves: its variance is far below eps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5),
+    )  # fmt: skip
+    randomize(model)
+    model[1].bias.data[0], model[1].weight.data[0] = -50.0, 0.1
+    model[3].weight.data[0] *= 60
+    model[4].weight.data[0] = 1.0
+    return model
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_weight_ranges_are_chosen_by_the_output(per_channel):
+    x = torch.randn(64, 3, 8, 8, generator=torch.Generator().manual_seed(3))
+    model = outlier_network().eval()
+    prepared = qat.prepare(model.train(), (x,), qat.QATConfig(weight=qat.QuantSpec(per_channel=per_channel), weight_range="lsq"))
+    qat.calibrate(prepared, [x])
+    qat.set_fake_quant(prepared, weights=False)
+    before = {name: b.clone() for name, b in prepared.named_buffers() if "running" in name}
+    chosen = qat.search_weight_ranges(prepared, [x])
+    assert list(chosen) == ["0", "3", "8"] and prepared.training
+    assert not any(layer.weight_quantizer.enabled for layer in folded_layers(prepared).values())
+    assert all(torch.equal(before[name], b) for name, b in prepared.named_buffers() if name in before)
+    qat.set_fake_quant(prepared)
+    prepared.eval(), model.eval()
+
+    def error():
+        return float((prepared(x) - model(x)).detach().square().mean())
+
+    found = error()
+    layer = prepared.get_submodule("3")
+    if per_channel:
+        assert chosen["3"] > 0.5
+    else:
+        assert chosen["3"] < 0.2
+        layer.weight_quantizer.scale.data.mul_(1 / chosen["3"])
+        assert error() > 5 * found
+
+
+def test_a_range_that_follows_the_weights_has_no_start_to_choose():
+    x = torch.randn(4, 3, 8, 8)
+    prepared = qat.prepare(outlier_network(), (x,))
+    qat.calibrate(prepared, [x])
+    with pytest.raises(qat.QATError, match="weight_range='lsq'"):
+        qat.search_weight_ranges(prepared, [x])
+    learned = qat.prepare(outlier_network(), (x,), qat.QATConfig(weight_range="lsq", overrides={"3": {"weight": {"range": "minmax"}}}))
+    qat.calibrate(learned, [x])
+    with pytest.raises(qat.QATError, match="no batches"):
+        qat.search_weight_ranges(learned, [])
+    assert list(qat.search_weight_ranges(learned, [x])) == ["0", "8"]

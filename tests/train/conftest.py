@@ -35,6 +35,7 @@ CONFIG = {
         "activation": {"bits": 8, "symmetric": False, "per_channel": False, "narrow": False, "range": "ema"},
         "overrides": {},
         "calibration_batches": 2,
+        "range_search": 0,
         "delay": 0,
         "freeze_ranges": None,
     },
@@ -60,7 +61,7 @@ CONFIG = {
         "log_every_n_steps": 2,
         "options": {},
     },
-    "target": {"name": "ort_x86"},
+    "target": {"name": "ort_vnni"},
 }
 
 

@@ -23,7 +23,14 @@ def config(**changes):
 def test_complete_is_plain_and_a_fixed_point():
     full = complete(config(fold__options={"r_max": 2.0}))
     assert type(full) is dict and type(full["quant"]["weight"]) is dict
-    assert full["quant"]["activation"] == {"bits": 8, "symmetric": False, "per_channel": False, "narrow": False, "range": "ema"}
+    assert full["quant"]["activation"] == {
+        "bits": 8,
+        "symmetric": False,
+        "per_channel": False,
+        "narrow": False,
+        "power_of_two": False,
+        "range": "ema",
+    }
     assert full["fold"]["options"] == {"r_max": 2.0}
     assert complete(full) == full
 

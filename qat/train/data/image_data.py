@@ -62,6 +62,11 @@ class ImageData(LightningDataModule):
         if min(self._std) <= 0:
             raise ConfigError("data.std", str(self._std), "positive numbers", "Give the standard deviation of pixels in [0, 1].")
 
+    @property
+    def normalisation(self) -> dict[str, list[float]]:
+        """{"mean", "std"} of pictures in [0, 1], one value or one a channel."""
+        return {"mean": self._mean, "std": self._std}
+
     def read(self) -> Splits:
         """Load the data; called once."""
         raise NotImplementedError

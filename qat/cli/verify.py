@@ -1,0 +1,73 @@
+"""Prove that a run's file computes what was trained: `python scripts/verify.py RUN_DIR`."""
+
+import argparse
+import math
+from itertools import islice
+
+from rich.console import Console
+from rich.table import Table
+
+import qat
+from qat.cli.command import FAILED, OK, guarded
+from qat.deploy.reference import MULTIPLIERS
+from qat.deploy.runtime import RUNTIMES
+from qat.deploy.verify import ParityReport, signal_to_noise, verify_integers, verify_trained
+from qat.train.finished_run import open_run
+
+_INTEGERS = {f"integers_{name}": f"integers alone, {what}" for name, what in MULTIPLIERS.items()}
+_TRAINED = {"trained": "the network in training, in evaluation mode"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit status: 0, 1 (above the bound) or 2 (bad input).
+
+    Args:
+        argv: the command line after the program's name.
+    """
+    arguments = argument_parser().parse_args(argv)
+    return guarded(lambda: verify_run(arguments))
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    known = "; ".join(f"{name}: {what}" for name, what in {**RUNTIMES, **_INTEGERS, **_TRAINED}.items())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", metavar="RUN_DIR", help="folder of a finished run")
+    parser.add_argument("--against", default="onnxruntime", choices=[*RUNTIMES, *_INTEGERS, *_TRAINED], help=known)
+    parser.add_argument("--pictures", type=int, default=256, help="test pictures to compare on (%(default)s)")
+    parser.add_argument("--max-lsb", type=int, default=1, help="largest difference allowed (%(default)s)")
+    parser.add_argument("--identical", type=float, default=0.999, help="least share of identical integers (%(default)s)")
+    return parser
+
+
+def verify_run(arguments: argparse.Namespace) -> int:
+    run = open_run(arguments.run)
+    loader = run.data(eval_batch_size=32).test_dataloader()
+    pictures = [images for images, _ in islice(loader, math.ceil(arguments.pictures / 32))]
+    network = run.network()
+    converted = qat.convert(network)
+    if arguments.against in _INTEGERS:
+        report = verify_integers(converted, pictures, arguments.against.removeprefix("integers_"))
+    elif arguments.against in _TRAINED:
+        report = verify_trained(network, converted, pictures)
+    else:
+        report = qat.verify(converted, run.onnx, pictures, arguments.against)
+    print_report(report, signal_to_noise(network, converted, pictures))
+    first = next((row for row in report.tensors if row.max_lsb > arguments.max_lsb or row.identical < arguments.identical), None)
+    told = f"{arguments.against} against convert() on {sum(map(len, pictures))} test pictures"
+    if first is None:
+        print(f"{told}: within {arguments.max_lsb} LSB and {arguments.identical:.4%} identical at every tensor")
+        return OK
+    print(f"{told}: first diverges at {first.name}: {first.max_lsb} LSB, {first.identical:.4%} identical")
+    return FAILED
+
+
+def print_report(report: ParityReport, decibels: dict[str, float]) -> None:
+    """A row for each activation tensor in graph order; SQNR against the float network."""
+    table = Table("tensor", box=None, pad_edge=False, header_style="bold")
+    for heading in ("identical", "LSB", "SQNR dB"):
+        table.add_column(heading, justify="right")
+    for row in report.tensors:
+        table.add_row(row.name, f"{row.identical:.6f}", str(row.max_lsb), f"{decibels[row.name]:.1f}" if row.name in decibels else "-")
+    table.add_row("all", f"{report.identical:.6f}", str(report.max_lsb), "")
+    console = Console()
+    (console if console.is_terminal else Console(width=160)).print(table)

@@ -1,0 +1,116 @@
+"""Where to clip the weights: the range of each layer at which the network's output suffers least."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from qat.errors import QATError
+from qat.graph.lifecycle import folded_layers, modes_restored, set_fake_quant
+from qat.graph.prepared import QuantGraph, each_batch, inputs_of
+from qat.quant import FakeQuantizer
+from qat.quant.affine import qparams
+from qat.quant.fake_quantizer import LEARNED
+from qat.quant.ranges import minmax
+
+# Shares of the full range that are tried: halves and their roots down to 1/32.
+RATIOS = tuple(2 ** (-k / 2) for k in range(11))
+
+
+@torch.no_grad()
+def search_weight_ranges(prepared: QuantGraph, batches: Iterable[Any], ratios: Sequence[float] = RATIOS) -> dict[str, float]:
+    """Start learned weight scales where the output of the quantized network is nearest to the float network's.
+
+    Layer by layer in graph order, the layers behind still float: the share of the largest weight to clip at is the one of least squared
+    error of the network's outputs. A BatchNorm whose variance is near its eps gives filters many times the others' size that hardly
+    change the output, so a range that covers them leaves the other filters one or two integers; an error measured on the weights
+    themselves [WP21 eq. 16] cannot see that. The cost is about len(ratios) / 2 passes over `batches` a layer.
+
+    Args:
+        prepared: calibrated, with learned weight ranges ("lsq").
+        batches: some dozens of pictures are enough.
+        ratios: shares of the full range, largest first.
+
+    Returns:
+        the share of each layer by name, the largest of equals.
+
+    Raises:
+        QATError: no batches; no layer whose weight range is learned: others follow the weights, a start would not last.
+    """
+    quantizers = {name: layer.weight_quantizer for name, layer in folded_layers(prepared).items() if layer.weight_quantizer is not None}
+    if not any(quantizer.range == LEARNED for quantizer in quantizers.values()):
+        ranges = ", ".join(sorted({quantizer.range for quantizer in quantizers.values()})) or "none"
+        todo = "Prepare with weight_range='lsq'."
+        raise QATError("search_weight_ranges", f"weight ranges {ranges}", f"'{LEARNED}', whose start can be chosen", todo)
+    held = [inputs_of(prepared, batch) for batch in each_batch(batches)]
+    if not held:
+        raise QATError("search_weight_ranges", "no batches", "at least one batch of inputs", "Pass an iterable of tensors or tuples.")
+    switches = {m: m.enabled for m in prepared.modules() if isinstance(m, FakeQuantizer)}
+    chosen: dict[str, float] = {}
+    with modes_restored(prepared):
+        prepared.eval()
+        try:
+            set_fake_quant(prepared, weights=False, activations=False)
+            passes = [_Pass(prepared, batch) for batch in held]
+            set_fake_quant(prepared, weights=False, activations=True)
+            for node in prepared.graph.nodes:
+                quantizer = quantizers.pop(str(node.target), None) if node.op == "call_module" else None
+                if quantizer is not None:
+                    quantizer.enabled = True
+                    if quantizer.range == LEARNED:
+                        chosen[str(node.target)] = _best(quantizer, prepared.get_submodule(str(node.target)), passes, ratios)
+                for each in passes:
+                    each.step(node)
+        finally:
+            for module, enabled in switches.items():
+                module.enabled = enabled
+    return chosen
+
+
+def _best(quantizer: FakeQuantizer, layer: Any, passes: list[_Pass], ratios: Sequence[float]) -> float:
+    """Set the scale to the share of the full range with the least error, the first of equals."""
+    weight = layer.weight_to_quantize()
+    quantizer.initialize(weight)
+    full = qparams(*minmax(weight, quantizer.spec, quantizer.axis), quantizer.spec)[0]
+    errors = []
+    for ratio in ratios:
+        quantizer.scale.copy_(full * ratio)
+        errors.append(sum(each.error() for each in passes))
+    best = ratios[errors.index(min(errors))]
+    quantizer.scale.copy_(full * best)
+    return best
+
+
+class _Pass:
+    """One batch on its way through the network: what stands before a layer is computed once for all shares tried there."""
+
+    def __init__(self, network: QuantGraph, batch: tuple[Any, ...]):
+        self.network = network
+        self.expected = _tensors(network(*batch))
+        places = [node for node in network.graph.nodes if node.op == "placeholder"]
+        self.values: dict[fx.Node, Any] = dict(zip(places, batch))
+        self.waiting = {node: set(node.users) for node in network.graph.nodes}
+
+    def step(self, node: fx.Node) -> None:
+        """Compute a node, and let go of what no later one reads."""
+        if node.op not in ("placeholder", "output"):
+            interpreter = fx.Interpreter(self.network)
+            interpreter.env = self.values
+            self.values[node] = interpreter.run_node(node)
+        for source in node.all_input_nodes:
+            self.waiting[source].discard(node)
+            if not self.waiting[source]:
+                self.values[source] = None
+
+    def error(self) -> float:
+        """Squared error of the outputs with the rest of the network as it is set now."""
+        got = _tensors(fx.Interpreter(self.network).run(initial_env=dict(self.values)))
+        return sum(float((one - other).double().square().sum()) for one, other in zip(got, self.expected))
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]

@@ -1,0 +1,122 @@
+"""verify, export and evaluate on a run made by the main command."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import qat
+from qat.cli import evaluate, export, train, verify
+from qat.train.finished_run import open_run
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    """Folder of a small run on the digits, and the folder it was made in."""
+    place = tmp_path_factory.mktemp("run_commands")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        words = "recipe=mbv1_bncorr model.options.width=0.25 float_training.max_epochs=2 trainer.max_epochs=1 data.image_size=16"
+        assert train.main(words.split()) == 0
+    (folder,) = (place / "runs" / "mbv1_bncorr").iterdir()
+    return folder
+
+
+@pytest.fixture
+def here(run, monkeypatch):
+    monkeypatch.chdir(run.parents[2])
+    return run
+
+
+# Single roundings grow on their way through 27 layers; the runtime the file is made for rounds each sum as convert() does.
+@pytest.mark.parametrize(
+    ("against", "bound", "identical"),
+    [
+        ("onnxruntime", 0, 1.0),
+        ("onnxruntime_unoptimized", 12, 0.95),
+        ("integers_float", 12, 0.95),
+        ("integers_fixed", 12, 0.95),
+        ("trained", 12, 0.95),
+    ],
+)
+def test_verify_says_that_the_file_computes_what_was_trained(here, capsys, against, bound, identical):
+    words = [str(here), "--pictures", "64", "--against", against, "--max-lsb", str(bound), "--identical", str(identical)]
+    assert verify.main(words) == 0
+    said = capsys.readouterr().out
+    assert f"within {bound} LSB" in said and "SQNR" in said and "quantizers." in said
+
+
+def test_verify_names_the_first_tensor_that_diverges(here, capsys, tmp_path):
+    model = onnx.load(here / "model.onnx")
+    bias = next(i for i in model.graph.initializer if i.name.endswith("bias") and i.data_type == onnx.TensorProto.INT32)
+    layer = bias.name.removesuffix(".bias")
+    bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias) + np.int32(100000), bias.name))
+    for item in here.iterdir():
+        (tmp_path / item.name).symlink_to(item)
+    (tmp_path / "model.onnx").unlink()
+    onnx.save(model, tmp_path / "model.onnx")
+    assert verify.main([str(tmp_path), "--pictures", "32"]) == 1
+    said = capsys.readouterr().out
+    reader = next(n for n in qat.convert(open_run(here).network()).graph.nodes if str(n.target) == layer)
+    while not str(reader.target).startswith("quantizers."):
+        reader = next(iter(reader.users))
+    assert f"first diverges at {reader.target}" in said
+
+
+def test_evaluate_counts_as_the_run_did(here, capsys):
+    assert evaluate.main([str(here)]) == 0
+    said = capsys.readouterr().out
+    accuracy = json.loads((here / "result.json").read_text())["accuracy"]["integer"]
+    assert f"top-1                 {accuracy:.4f}" in said and "the float network it started from" in said
+    assert evaluate.main([str(here / "model.onnx")]) == 0
+    assert f"top-1                 {accuracy:.4f}" in capsys.readouterr().out
+
+
+def test_the_file_says_where_it_comes_from(here):
+    notes = {p.key: p.value for p in onnx.load(here / "model.onnx").metadata_props}
+    assert notes["qat.recipe"] == "mbv1_bncorr" and notes["qat.target"] == "ort_vnni" and notes["qat.opset"] == "21"
+    assert "bn_correction" in notes["qat.scales"] and json.loads(notes["qat.classes"]) == list("0123456789")
+    assert not any(str(here.parents[2]) in value for value in notes.values())
+
+
+def test_export_for_another_target(here, capsys, tmp_path):
+    output = tmp_path / "again.onnx"
+    # no residual additions, whose sums OpenVINO would not round
+    assert export.main([str(here), "--target", "openvino", "--output", str(output)]) == 0
+    assert {p.key: p.value for p in onnx.load(output).metadata_props}["qat.target"] == "openvino"
+    assert export.main([str(here), "--target", "tensorrt", "--output", str(tmp_path / "t.onnx")]) == 2
+    said = capsys.readouterr().err
+    assert "a network trained for ort_vnni with asymmetric activations" in said and "Train it with target=tensorrt" in said
+    assert export.main([str(here), "--target", "ort_x86", "--output", str(tmp_path / "x.onnx")]) == 2
+    assert "weights of 8 bits" in capsys.readouterr().err
+    assert export.main([str(here), "--output", str(output)]) == 2
+    assert "there already" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["again.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "expected"),
+    [
+        (verify, ["nowhere"], "no result.json"),
+        (evaluate, ["nowhere.onnx"], "no such file"),
+        (evaluate, ["broken.onnx"], "no ONNX file"),
+        (evaluate, ["float.onnx"], "without scales"),
+        (evaluate, ["{run}/model.onnx", "--data", "npz", "--root", "other.npz"], "classes"),
+        (evaluate, ["bare.onnx"], "--data"),
+    ],
+)
+def test_bad_input_is_one_line(here, capsys, monkeypatch, tmp_path, command, words, expected):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    torch.onnx.export(torch.nn.Linear(2, 2).eval(), (torch.zeros(1, 2),), "float.onnx", dynamo=True, verbose=False)
+    bare = onnx.load(here / "model.onnx")
+    del bare.metadata_props[:]
+    onnx.save(bare, "bare.onnx")
+    x, y = np.zeros((40, 16, 16, 3), np.uint8), np.arange(40) % 4
+    np.savez("other.npz", **{f"{part}_{kind}": a for part in ("train", "val", "test") for kind, a in (("images", x), ("labels", y))})
+    capsys.readouterr()
+    assert command.main([word.format(run=here) for word in words]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and expected in lines[0]
