@@ -18,6 +18,7 @@ class Target:
             stands in between.
         rounds_as_onnx: whether a float half-way between two codes goes where ONNX says. Pictures have few levels, evenly spaced, that all
             lie half-way where the mean is half of the range; the input's range is then widened by half a step.
+        int4: whether weights stored as ONNX INT4 give what they say.
         reason: why, for refusals.
     """
 
@@ -27,6 +28,7 @@ class Target:
     symmetric_activations: bool = False
     keeps_sums: bool = False
     rounds_as_onnx: bool = True
+    int4: bool = True
 
     def problem(self, weight_bits: int, symmetric: bool, rounds_sums: bool = False) -> tuple[str, str] | None:
         """What a network has that this target does not compute, and what it does and why.
@@ -52,7 +54,7 @@ TARGETS = {
         weight_bits=7,
     ),
     "ort_vnni": Target("onnxruntime on x86 with VNNI, or on ARM"),
-    "openvino": Target("OpenVINO", keeps_sums=True, rounds_as_onnx=False),
+    "openvino": Target("OpenVINO", keeps_sums=True, rounds_as_onnx=False, int4=False),
     "tensorrt": Target(
         "TensorRT",
         "it computes int8 with zero point 0 only",

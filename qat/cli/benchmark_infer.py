@@ -27,6 +27,7 @@ from qat.choose import check_name
 from qat.cli.environment import environment
 from qat.deploy.latency import Spread, interleaved, ratio
 from qat.deploy.runtime import feed, session
+from qat.errors import ConfigError
 from qat.report.plots import ratio_bars
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -57,15 +58,28 @@ def add_infer(commands: Any) -> argparse.ArgumentParser:
 
 def run_infer(arguments: argparse.Namespace) -> int:
     models = [check_name("--models", name, MODELS) for name in arguments.models.split(",")]
+    batches = [positive("--batch", text) for text in arguments.batch.split(",")]
+    for key in ("size", "rounds", "threads"):
+        positive(f"--{key}", getattr(arguments, key))
     torch.set_num_threads(arguments.threads)
     rows = []
     for name in models:
-        for batch in map(int, arguments.batch.split(",")):
+        for batch in batches:
             rows += measure(name, batch, arguments.size, arguments.rounds, arguments.threads)
             print_rows([row for row in rows if row["model"] == name and row["batch"] == batch])
     if arguments.output:
         write(arguments, rows)
     return 0
+
+
+def positive(where: str, value: str | int) -> int:
+    """
+    Raises:
+        ConfigError: no whole number from 1 on.
+    """
+    if not str(value).isdecimal() or int(value) < 1:
+        raise ConfigError(where, repr(value), "whole numbers from 1 on", f"Write {where} 1.")
+    return int(value)
 
 
 def measure(name: str, batch: int, size: int, rounds: int, threads: int) -> list[dict[str, Any]]:

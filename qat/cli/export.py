@@ -27,6 +27,7 @@ def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", metavar="RUN_DIR", help="folder of a finished run")
     parser.add_argument("--target", choices=TARGETS, help="; ".join(f"{name}: {target.what}" for name, target in TARGETS.items()))
+    parser.add_argument("--int4", action="store_true", help="store weights of 4 bits or fewer as ONNX INT4")
     parser.add_argument("--output", type=Path, help="file to write (RUN_DIR/model_TARGET.onnx)")
     return parser
 
@@ -41,6 +42,6 @@ def export_run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--output", f"{output}", "a file in a folder that exists", f"Make {output.parent} first.")
     data = run.data()
     example = torch.zeros(1, *data.input_shape)
-    qat.export_onnx(qat.convert(run.network()), (example,), output, target=target, notes=notes_of(run.config, data))
+    qat.export_onnx(qat.convert(run.network()), (example,), output, target=target, notes=notes_of(run.config, data), int4=arguments.int4)
     print(f"{output}: {output.stat().st_size / 1e6:.2f} MB for {target}")
     return 0

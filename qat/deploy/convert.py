@@ -153,7 +153,7 @@ def _integer_layer(layer: FoldedConvBN, node: fx.Node, modules: dict[str, nn.Mod
         short = too_large(bias, layer.weight_codes()[1], grid.scale).nonzero().flatten().tolist()
         if short:
             warnings.warn(f"{name}: the int32 bias of channels {short} overflows at their scale; the weight scale was raised", stacklevel=3)
-    return IntegerLayer(layer.conv, codes, scale, bias, grid, _grid_ahead(node, modules), name)
+    return IntegerLayer(layer.conv, codes, scale, bias, grid, _grid_ahead(node, modules), layer.weight_quantizer.spec.bits, name)
 
 
 def _grid_ahead(node: fx.Node, modules: dict[str, nn.Module]) -> QuantizeDequantize | None:

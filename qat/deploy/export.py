@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
+import ml_dtypes
 import onnx
 import torch
 from onnxscript import opset21 as op
@@ -18,6 +19,7 @@ import qat.deploy.operators  # noqa: F401 - registers the operators translated b
 from qat.deploy.modules import IntegerLayer, QuantizeDequantize
 from qat.deploy.targets import check_target, saturation_risk
 from qat.errors import QATError
+from qat.targets import TARGETS
 
 OPSET = 21
 
@@ -34,7 +36,12 @@ def _dequantize(codes, scale, zero_point=None, axis: int = 0):  # type: ignore[n
 
 
 def export_onnx(
-    converted: fx.GraphModule, example_inputs: tuple, path: str | Path, target: str | None = None, notes: Mapping[str, str] | None = None
+    converted: fx.GraphModule,
+    example_inputs: tuple,
+    path: str | Path,
+    target: str | None = None,
+    notes: Mapping[str, str] | None = None,
+    int4: bool = False,
 ) -> Path:
     """Write `converted` to `path`; the batch dimension of every input is dynamic.
 
@@ -43,13 +50,19 @@ def export_onnx(
     Args:
         target: key of `qat.targets.TARGETS`; None for the one the network was prepared for, else ort_x86.
         notes: more metadata of the file.
+        int4: store weights of 4 bits or fewer as ONNX INT4, in half the space. onnxruntime then computes their layers in float (to the
+            same integers), so that a file of int8 is the faster one.
 
     Raises:
-        QATError: not a converted network, or one with what the target cannot compute.
+        QATError: not a converted network, or one with what the target cannot compute; int4 without such weights.
         ConfigError: unknown target.
     """
     grids = grid_names(converted)
     target = check_target(converted, target)
+    small = [name for name, m in converted.named_modules() if isinstance(m, IntegerLayer) and m.bits <= 4]
+    if int4 and (not small or not TARGETS[target].int4):
+        found = f"target '{target}', which computes something else from INT4" if small else "no layer with weights of 4 bits or fewer"
+        raise QATError("export_onnx", f"int4=True with {found}", "weights and a target for it", "Leave out int4.")
     path = Path(path)
     inputs = [f"input_{i}" if i else "input" for i in range(len(example_inputs))]
     # Tensors of their own: the exporter takes one tensor given twice for one input.
@@ -74,6 +87,8 @@ def export_onnx(
     merged = _name_activations(model, grids)
     _drop_traces(model)
     _own_zero_points(model)
+    if int4:
+        _pack_int4(model, {f"{name}.codes" for name in small})
     layers = [m for m in converted.modules() if isinstance(m, IntegerLayer)]
     risk = saturation_risk(layers)
     own = {"qat.target": target, "qat.opset": str(OPSET), "qat.saturation_risk": json.dumps(risk), "qat.merged": json.dumps(merged)}
@@ -137,6 +152,24 @@ def _own_zero_points(model: onnx.ModelProto) -> None:
         model.graph.initializer.append(own)
         for node in (quantize, *readers):
             node.input[2] = own.name
+    _drop_unused(model)
+
+
+def _pack_int4(model: onnx.ModelProto, names: set[str]) -> None:
+    """Store the weights of these names as INT4, with zero points of the same type."""
+    for initializer in [i for i in model.graph.initializer if i.name in names]:
+        codes = onnx.numpy_helper.to_array(initializer)
+        initializer.CopyFrom(onnx.numpy_helper.from_array(codes.astype(ml_dtypes.int4), initializer.name))
+        for node in model.graph.node:
+            if node.op_type == "DequantizeLinear" and node.input[0] == initializer.name and len(node.input) > 2:
+                zeros = next(i for i in model.graph.initializer if i.name == node.input[2])
+                own = onnx.numpy_helper.to_array(zeros).astype(ml_dtypes.int4)
+                node.input[2] = f"{initializer.name}.zero_points"
+                model.graph.initializer.append(onnx.numpy_helper.from_array(own, node.input[2]))
+    _drop_unused(model)
+
+
+def _drop_unused(model: onnx.ModelProto) -> None:
     used = {x for n in model.graph.node for x in n.input}
     kept = [i for i in model.graph.initializer if i.name in used]
     del model.graph.initializer[:]

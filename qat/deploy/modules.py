@@ -77,6 +77,7 @@ class IntegerLayer(nn.Module):
         bias: float bias (C_out,).
         input_grid: grid of the input tensor, or None where the input is not quantized (bias and sums then stay float).
         output_grid: grid that directly, or through a clip, follows the layer; None where something else is computed in between.
+        bits: of the weights' grid.
         name: qualified name, for errors.
     """
 
@@ -96,10 +97,12 @@ class IntegerLayer(nn.Module):
         bias: Tensor,
         input_grid: QuantizeDequantize | None,
         output_grid: QuantizeDequantize | None,
+        bits: int,
         name: str,
     ):
         super().__init__()
         self.name = name
+        self.bits = bits
         self.layer = without_parameters(layer)
         # Transposed layers of one group keep their own layout with the scale on axis 1; grouped ones have one scale for
         # each output channel, which no axis of the transposed layout has, so they are stored out-first and turned at run time.
