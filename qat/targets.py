@@ -30,13 +30,14 @@ class Target:
     rounds_as_onnx: bool = True
     int4: bool = True
 
-    def problem(self, weight_bits: int, symmetric: bool, rounds_sums: bool = False) -> tuple[str, str] | None:
+    def problem(self, weight_bits: int, symmetric: bool, rounds_sums: bool = False, half_way: bool = False) -> tuple[str, str] | None:
         """What a network has that this target does not compute, and what it does and why.
 
         Args:
             weight_bits: most bits of its weights.
             symmetric: whether all its activations are.
             rounds_sums: whether the sums of a convolution are rounded before they are added to a residual branch.
+            half_way: whether the levels of pictures may lie half-way between two codes of its input.
         """
         if weight_bits > self.weight_bits:
             return f"weights of {weight_bits} bits", f"at most {self.weight_bits}: {self.reason}"
@@ -44,6 +45,8 @@ class Target:
             return "asymmetric activations", f"symmetric ones: {self.reason}"
         if self.keeps_sums and rounds_sums:
             return "sums of a convolution rounded before a residual addition", f"sums added as they are, as {self.what} does in any case"
+        if half_way and not self.rounds_as_onnx:
+            return "an input range whose pixels may lie half-way between two codes", f"one {self.what} rounds as training did"
         return None
 
 

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 import qat
 from qat.choose import check_name
+from qat.cli.command import positive
 from qat.cli.environment import environment
 from qat.deploy.latency import Spread, interleaved, ratio
 from qat.deploy.runtime import feed, session
-from qat.errors import ConfigError
 from qat.report.plots import ratio_bars
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -40,7 +40,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 # The same network with a norm that cannot be folded [FasterNet, arXiv 2303.03667, table 5].
 WITH_LAYER_NORM: dict[str, Callable[[], nn.Module]] = {"fasternet_t0": lambda: timm.create_model("fasternet_t0", norm_layer=LayerNorm2d)}
-BN_FUSIONS = ["ConvBNFusion", "BatchNormalizationAddFusion", "MatmulBNFusion", "ConvMulFusion", "ConvAddFusion"]
+BN_FUSIONS = ["ConvBNFusion", "MatMul_BatchNormalization_Fusion"]
 BASELINE = "folded"
 
 
@@ -70,16 +70,6 @@ def run_infer(arguments: argparse.Namespace) -> int:
     if arguments.output:
         write(arguments, rows)
     return 0
-
-
-def positive(where: str, value: str | int) -> int:
-    """
-    Raises:
-        ConfigError: no whole number from 1 on.
-    """
-    if not str(value).isdecimal() or int(value) < 1:
-        raise ConfigError(where, repr(value), "whole numbers from 1 on", f"Write {where} 1.")
-    return int(value)
 
 
 def measure(name: str, batch: int, size: int, rounds: int, threads: int) -> list[dict[str, Any]]:
@@ -128,7 +118,7 @@ def variants(name: str, model: nn.Module, x: Tensor, place: Path, threads: int) 
     calls: dict[str, Callable[[], Any]] = {
         "torch: unfolded": lambda: model(x),
         "torch: folded": lambda: folded(x),
-        "onnxruntime: unfolded": opened(write_float(model, x, place / "float.onnx"), x, threads, BN_FUSIONS),
+        "onnxruntime: unfolded": opened(write_float(model, x, place / "float.onnx"), x, threads, BN_FUSIONS, place / "unfolded.onnx"),
         "onnxruntime: folded": opened(write_float(folded, x, place / "folded.onnx"), x, threads),
         "onnxruntime: int8": opened(integers, x, threads, keep=place / "optimized.onnx"),
     }
@@ -139,7 +129,8 @@ def variants(name: str, model: nn.Module, x: Tensor, place: Path, threads: int) 
     kinds = [node.op_type for node in onnx.load(place / "optimized.onnx").graph.node]
     floats = sorted({kind for kind in kinds if kind in ("Conv", "FusedConv", "Gemm", "MatMul", "Add", "Mul")})
     said = {"fused": sum(kind.startswith(("QLinear", "QGemm")) for kind in kinds), "float": {kind: kinds.count(kind) for kind in floats}}
-    return calls, {"onnxruntime: int8": said}
+    left = sum(node.op_type == "BatchNormalization" for node in onnx.load(place / "unfolded.onnx").graph.node)
+    return calls, {"onnxruntime: int8": said, "onnxruntime: unfolded": {"batch_norms": left}}
 
 
 def write_float(model: nn.Module, x: Tensor, path: Path) -> Path:

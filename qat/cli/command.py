@@ -3,9 +3,20 @@
 import sys
 from collections.abc import Callable
 
-from qat.errors import QATError
+from qat.errors import ConfigError, QATError
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+def positive(where: str, value: str | int) -> int:
+    """`value` as a whole number.
+
+    Raises:
+        ConfigError: no whole number from 1 on.
+    """
+    if not str(value).isdecimal() or int(value) < 1:
+        raise ConfigError(where, repr(value), "a whole number from 1 on", f"Write {where} 1.")
+    return int(value)
 
 
 def guarded(run: Callable[[], int]) -> int:

@@ -10,7 +10,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from qat.cli.command import guarded
+from qat.cli.command import guarded, positive
 from qat.deploy.runtime import RUNTIMES, Run, open_file
 from qat.errors import ConfigError
 from qat.train.data import SOURCES, ImageData, build_data
@@ -38,6 +38,7 @@ def argument_parser() -> argparse.ArgumentParser:
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
+    positive("--batch-size", arguments.batch_size)
     run = open_run(arguments.what) if arguments.what.is_dir() else None
     path = run.onnx if run else arguments.what
     notes = read_notes(path)
@@ -79,8 +80,8 @@ def data_for(arguments: argparse.Namespace, run: FinishedRun | None, notes: dict
     Raises:
         ConfigError: a file without a run, and no data named; data that cannot be used.
     """
-    if run:
-        return run.data(name=arguments.data, root=arguments.root, eval_batch_size=arguments.batch_size)
+    if run and arguments.data in (None, run.config["data"]["name"]):
+        return run.data(root=arguments.root, eval_batch_size=arguments.batch_size)
     wanted = json.loads(notes.get("qat.data", "{}"))
     name = arguments.data or wanted.get("name")
     if name is None:
@@ -91,7 +92,8 @@ def data_for(arguments: argparse.Namespace, run: FinishedRun | None, notes: dict
 
 
 def check_classes(path: Path, data: ImageData, notes: dict[str, str]) -> None:
-    """
+    """Compare the names of the classes.
+
     Raises:
         ConfigError: the file's classes are not those of the data.
     """
@@ -108,7 +110,7 @@ def count(opened: Run, network: nn.Module | None, data: ImageData) -> tuple[dict
     counts, seconds = dict.fromkeys(("pictures", "top1", "top5", "agree"), 0), 0.0
     for images, labels in data.test_dataloader():
         start = time.perf_counter()
-        logits = torch.from_numpy(next(iter(opened(images).values())))
+        logits = torch.from_numpy(opened(images)[0])
         seconds += time.perf_counter() - start
         check_logits(logits, data)
         # Integers tie often; the first of equals wins, as argmax has it.
@@ -123,7 +125,8 @@ def count(opened: Run, network: nn.Module | None, data: ImageData) -> tuple[dict
 
 
 def check_logits(logits: Tensor, data: ImageData) -> None:
-    """
+    """Look at the shape of the file's output.
+
     Raises:
         ConfigError: other than one column a class.
     """

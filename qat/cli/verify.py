@@ -1,4 +1,8 @@
-"""Prove that a run's file computes what was trained: `python scripts/verify.py RUN_DIR`."""
+"""Prove that a run's file computes what was trained: `python scripts/verify.py RUN_DIR`.
+
+Against integers alone, and against the network in training, every tensor is computed from the integers before it: in a deep network a
+single sum half-way between two codes, that goes the other way, would grow.
+"""
 
 import argparse
 import math
@@ -8,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 import qat
-from qat.cli.command import FAILED, OK, guarded
+from qat.cli.command import FAILED, OK, guarded, positive
 from qat.deploy.reference import MULTIPLIERS
 from qat.deploy.runtime import RUNTIMES
 from qat.deploy.verify import ParityReport, signal_to_noise, verify_integers, verify_trained
@@ -33,22 +37,23 @@ def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", metavar="RUN_DIR", help="folder of a finished run")
     parser.add_argument("--against", default="onnxruntime", choices=[*RUNTIMES, *_INTEGERS, *_TRAINED], help=known)
-    parser.add_argument("--pictures", type=int, default=256, help="test pictures to compare on (%(default)s)")
+    parser.add_argument("--pictures", type=int, default=256, help="test pictures to compare on, rounded up to batches of 32 (%(default)s)")
     parser.add_argument("--max-lsb", type=int, default=1, help="largest difference allowed (%(default)s)")
     parser.add_argument("--identical", type=float, default=0.999, help="least share of identical integers (%(default)s)")
     return parser
 
 
 def verify_run(arguments: argparse.Namespace) -> int:
+    positive("--pictures", arguments.pictures)
     run = open_run(arguments.run)
     loader = run.data(eval_batch_size=32).test_dataloader()
     pictures = [images for images, _ in islice(loader, math.ceil(arguments.pictures / 32))]
     network = run.network()
     converted = qat.convert(network)
     if arguments.against in _INTEGERS:
-        report = verify_integers(converted, pictures, arguments.against.removeprefix("integers_"))
+        report = verify_integers(converted, pictures, arguments.against.removeprefix("integers_"), stepwise=True)
     elif arguments.against in _TRAINED:
-        report = verify_trained(network, converted, pictures)
+        report = verify_trained(network, converted, pictures, stepwise=True)
     else:
         report = qat.verify(converted, run.onnx, pictures, arguments.against)
     print_report(report, signal_to_noise(network, converted, pictures))

@@ -7,13 +7,11 @@ the one rounding half to even. The values returned are multiples of the output's
 
 from __future__ import annotations
 
-import operator
-
 import torch
 from torch import Tensor, fx, nn
 
 from qat.deploy.modules import QuantizeDequantize
-from qat.graph.kinds import module_of
+from qat.graph.kinds import arithmetic_of, module_of
 
 
 class IntegerBinary(nn.Module):
@@ -72,26 +70,18 @@ class IntegerMultiply(IntegerBinary):
         return (x * y).float() * (left.scale * right.scale / output.scale) + output.zero_point
 
 
-_OPERATIONS: dict[object, type[IntegerBinary]] = {
-    operator.add: IntegerAdd,
-    torch.add: IntegerAdd,
-    "add": IntegerAdd,
-    operator.mul: IntegerMultiply,
-    torch.mul: IntegerMultiply,
-    torch.multiply: IntegerMultiply,
-    "mul": IntegerMultiply,
-}
+_OPERATIONS: dict[str | None, type[IntegerBinary]] = {"add": IntegerAdd, "mul": IntegerMultiply}
 
 
 def integer_binary(node: fx.Node, output: QuantizeDequantize | None, modules: dict[str, nn.Module]) -> IntegerBinary | None:
     """The module for an addition or multiplication of two quantized tensors, None for anything else.
 
     Onnxruntime fuses it only where both operands and the result have one integer type and fill it; a constant operand is none of its
-    tensors, and an addition that repeats an operand adds in another order.
+    tensors, and an addition that broadcasts an operand adds in another order.
     """
-    kind = _OPERATIONS.get(node.target) if node.op in ("call_function", "call_method") else None
+    kind = _OPERATIONS.get(arithmetic_of(node))
     operands = [n for n in node.args if isinstance(n, fx.Node)]
-    if kind is None or output is None or output.clip is not None or len(node.args) != 2 or len(operands) != 2 or node.kwargs:
+    if kind is None or output is None or output.clip is not None or len(node.args) != 2 or len(operands) != 2:
         return None
     grids = [module_of(n, modules) for n in operands]
     left, right = grids

@@ -20,7 +20,8 @@ class integer_kernels(TorchFunctionMode):  # noqa: N801 - used as a statement
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kernel = _KERNELS.get(func)
-        takes_integers = kernel is not None and isinstance(args[0], Tensor) and args[0].dtype == torch.int64
+        x = args[0] if args else (kwargs or {}).get("input")
+        takes_integers = isinstance(x, Tensor) and x.dtype == torch.int64
         return kernel(*args, **(kwargs or {})) if kernel is not None and takes_integers else func(*args, **(kwargs or {}))
 
 

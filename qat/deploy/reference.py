@@ -2,12 +2,14 @@
 
 Activations are 8-bit codes, sums and biases int32, and between them stands one multiplier a channel, either a float or the fixed-point
 number M0 2^-n. It shares neither kernels nor rounding code with `convert()`, whose float arithmetic it checks.
+
+An activation that does more than clip (SiLU, Hardswish, sigmoid) is computed in float32 between the sums and their rounding, as a table
+of a quantized tensor would hold it; operations without an integer form are computed in float32 and listed.
 """
 
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,20 +23,13 @@ from qat.deploy.modules import IntegerLayer, KeepFloat, QuantizeDequantize
 from qat.errors import QATError
 from qat.fold.arithmetic import native
 from qat.fold.convolution import convolve
-from qat.graph.kinds import is_activation_node, is_averaging_node, is_clip_node, is_concatenation_node, keeps_scale
+from qat.graph.kinds import arithmetic_of, is_activation_node, is_averaging_node, is_clip_node, is_concatenation_node, keeps_scale
 
 MULTIPLIERS = {
     "float": "round(sum * M), M a float",
     "fixed": "sum * M0 >> n, rounded half to even, M0 an integer of 31 bits",
 }
 _MODULES: dict[type, str] = {IntegerAdd: "add", IntegerMultiply: "mul"}
-_ARITHMETIC: dict[Any, str] = {
-    **dict.fromkeys((operator.add, torch.add, "add"), "add"),
-    **dict.fromkeys((operator.sub, torch.sub, "sub"), "sub"),
-    **dict.fromkeys((operator.mul, torch.mul, "mul"), "mul"),
-    **dict.fromkeys((operator.truediv, torch.div, "div"), "div"),
-    **dict.fromkeys((operator.neg, torch.neg, "neg"), "neg"),
-}
 _map: Any = fx.node.map_aggregate
 _INT32 = 2**31
 _FRACTION = 2**16
@@ -79,6 +74,11 @@ class Joined:
 class IntegerReference(fx.Interpreter):
     """Runs a converted network on integers.
 
+    Attributes:
+        codes: of the last run, int64, by the name of each quantizer.
+        float_nodes: operations of the last run without an integer form.
+        float_activations: activations of the last run that do more than clip.
+
     Args:
         converted: from `qat.convert`.
         multipliers: "float" or "fixed".
@@ -94,10 +94,11 @@ class IntegerReference(fx.Interpreter):
         check_name("multipliers", multipliers, MULTIPLIERS)
         super().__init__(converted)
         self.multipliers = multipliers
-        self.names = dict(converted.named_modules(remove_duplicate=False))
+        self.called = dict(converted.named_modules(remove_duplicate=False))
         self.codes: dict[str, Tensor] = {}
         self.given: dict[str, Tensor] = {}
         self.float_nodes: list[str] = []
+        self.float_activations: list[str] = []
 
     @torch.no_grad()
     def run_codes(self, *inputs: Tensor, given: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
@@ -106,13 +107,13 @@ class IntegerReference(fx.Interpreter):
         Args:
             given: codes to go on with instead of those found, by the same names.
         """
-        self.codes, self.float_nodes, self.given = {}, [], given or {}
+        self.codes, self.float_nodes, self.float_activations, self.given = {}, [], [], given or {}
         self.run(*inputs)
         return self.codes
 
     def run_node(self, n: fx.Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        module = self.names[str(n.target)] if n.op == "call_module" else None
+        module = self.called[str(n.target)] if n.op == "call_module" else None
         first: Any = args[0] if args else None
         if n.op == "output":
             return _map(args[0], _real)
@@ -125,26 +126,26 @@ class IntegerReference(fx.Interpreter):
             return first
         if isinstance(module, IntegerLayer) and module.bias_scale is not None and isinstance(first, Sums):
             return self.layer(module, first)
-        kind = _MODULES.get(type(module)) or _ARITHMETIC.get(n.target)
+        kind = _MODULES.get(type(module)) or arithmetic_of(n)
         result = None if kind is None or kwargs else _arithmetic(kind, *args)
         if result is not None:
             return replace(result, zero_first=type(module) in _MODULES)
         if isinstance(first, Sums):
-            if is_clip_node(n, self.names):
+            if is_clip_node(n, self.called):
                 ends = self._call(n, (torch.tensor([-math.inf, math.inf], dtype=torch.float64), *args[1:]), kwargs).tolist()
                 return replace(first, low=max(ends[0], first.low), high=min(ends[1], first.high))
             one_scale = len(first.terms) == 1 and first.single[1].numel() == 1
-            if one_scale and keeps_scale(n, self.names):
+            if one_scale and keeps_scale(n, self.called):
                 return self._moved(n, first, args, kwargs)
-            if one_scale and is_averaging_node(n, self.names):
+            if one_scale and is_averaging_node(n, self.called):
                 return self._average(n, first, args, kwargs)
         if is_concatenation_node(n) and all(isinstance(part, Sums) for part in first):
             return Joined(tuple(first), kwargs.get("dim", args[1] if len(args) > 1 else 0))
-        if isinstance(first, (tuple, list)) and keeps_scale(n, self.names):
+        if isinstance(first, (tuple, list)) and keeps_scale(n, self.called):
             return self._call(n, args, kwargs)
         real_args, real_kwargs = _map((args, kwargs), _real)
-        if n.op not in ("placeholder", "get_attr") and not is_activation_node(n, self.names):
-            self.float_nodes.append(n.name)
+        if n.op not in ("placeholder", "get_attr"):
+            (self.float_activations if is_activation_node(n, self.called) else self.float_nodes).append(n.name)
         return self._call(n, real_args, real_kwargs)
 
     def layer(self, layer: IntegerLayer, x: Sums) -> Sums:
@@ -166,7 +167,7 @@ class IntegerReference(fx.Interpreter):
             return torch.cat([self.onto(part, grid) for part in value.parts], value.dim)
         scale, zero, spec = grid.scale.double(), int(grid.zero_point), grid.spec
         if not isinstance(value, Sums):
-            # The one place where a float becomes an integer: inputs, and what a layer kept float gives.
+            # The one place where a float becomes an integer: inputs, constants, activations, and what has no integer form.
             return ((value.float() / grid.scale).round().to(torch.float64) + zero).clamp(spec.qmin, spec.qmax).to(torch.int64)
         first, last = (zero, 0) if value.zero_first else (0, zero)
         terms = [(steps, s / scale) for steps, s in value.terms]
@@ -238,14 +239,14 @@ def _floating_point(terms: list[tuple[Tensor, Tensor]], zero: int) -> Tensor:
 
 
 def _fixed_point(terms: list[tuple[Tensor, Tensor]], zero: int) -> Tensor:
-    """zero + the sum of steps * M, rounded half to even, each M as an integer of at most 31 bits over one power of two."""
+    """zero + the sum of steps * M, rounded half to even, each M as an integer of 31 bits over a power of two."""
     largest = torch.stack([m.abs().max() for _, m in terms]).max()
     exponents = [torch.frexp(m)[1] for _, m in terms] if len(terms) == 1 else [torch.frexp(largest)[1]] * len(terms)
-    # M = M0 2^-n with M0 below 2^31; sums of more than one term share n, so that they can be added.
+    # M = M0 2^-n with M0 up to 2^31; sums of more than one term share n, so that they can be added. n leaves room for a code of 8 bits.
     total: Any = 0
     for (steps, m), exponent in zip(terms, exponents):
-        total = total + steps * torch.ldexp(m, 31 - exponent).round().to(torch.int64)
-    shift = 31 - exponents[0].to(torch.int64)
+        total = total + steps * torch.ldexp(m, (31 - exponent).clamp(1, 54)).round().to(torch.int64)
+    shift = (31 - exponents[0].to(torch.int64)).clamp(1, 54)
     one = torch.ones_like(shift)
     half = one << (shift - 1)
     total = total + (zero * one << shift)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ RUNTIMES = {
     "openvino": "OpenVINO on the CPU; needs `pip install 'qat[openvino]'`",
 }
 
-# (batch) -> outputs by name
-Run = Callable[[Any], dict[str, np.ndarray]]
+# (batch) -> outputs in the file's order
+Run = Callable[[Any], list[np.ndarray]]
 
 
 def open_file(model: str | Path | bytes, runtime: str = "onnxruntime") -> Run:
@@ -32,18 +33,40 @@ def open_file(model: str | Path | bytes, runtime: str = "onnxruntime") -> Run:
         model: path, or the content of the file.
 
     Returns:
-        function of a batch (tensor, or tuple of positional inputs) that gives the outputs by name.
+        function of a batch (tensor, or tuple of positional inputs) that gives the outputs.
 
     Raises:
         ConfigError: unknown runtime.
-        QATError: a runtime that is not installed.
+        QATError: a runtime that is not installed, a file it cannot read; the function: inputs that the file does not take.
     """
     check_name("runtime", runtime, RUNTIMES)
-    if runtime == "openvino":
-        return _openvino(model)
-    opened = session(model, optimize=runtime == "onnxruntime")
-    names = [o.name for o in opened.get_outputs()]
-    return lambda batch: dict(zip(names, opened.run(None, feed(opened, batch)), strict=True))
+    told = "the file" if isinstance(model, bytes) else str(model)
+    with _said(told, f"a file that {runtime} runs", "Export it again."):
+        run = _openvino(model) if runtime == "openvino" else _onnxruntime(model, runtime == "onnxruntime")
+
+    def checked(batch: Any) -> list[np.ndarray]:
+        shapes = ", ".join(str(tuple(x.shape)) for x in (batch if isinstance(batch, (tuple, list)) else (batch,)))
+        with _said(told, f"inputs that it takes, not {shapes}", "Use the data it was trained for."):
+            return run(batch)
+
+    return checked
+
+
+@contextmanager
+def _said(where: str, expected: str, todo: str) -> Iterator[None]:
+    """A runtime's own error as one line."""
+    try:
+        yield
+    except QATError:
+        raise
+    except Exception as error:
+        first = str(error).strip().splitlines()
+        raise QATError(where, f"{type(error).__name__} ({first[0][:200] if first else ''})", expected, todo) from error
+
+
+def _onnxruntime(model: str | Path | bytes, optimize: bool) -> Run:
+    opened = session(model, optimize=optimize)
+    return lambda batch: opened.run(None, feed(opened, batch))
 
 
 def session(
@@ -91,7 +114,7 @@ def predict(path: str | Path, batches: Iterable[Any], runtime: str = "onnxruntim
     """First output of the file for each batch."""
     run = open_file(path, runtime)
     for batch in batches:
-        yield torch.from_numpy(next(iter(run(batch).values())))
+        yield torch.from_numpy(run(batch)[0])
 
 
 def _openvino(model: str | Path | bytes) -> Run:
@@ -103,11 +126,10 @@ def _openvino(model: str | Path | bytes) -> Run:
     read = core.read_model(model=model if isinstance(model, bytes) else str(model))
     # Left to itself it computes what is float in bfloat16 on machines that have it.
     compiled = core.compile_model(read, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    names = [next(iter(output.get_names())) for output in compiled.outputs]
 
-    def run(batch: Any) -> dict[str, np.ndarray]:
+    def run(batch: Any) -> list[np.ndarray]:
         results = compiled(dict(enumerate(_arrays(batch))))
-        return {name: np.asarray(results[i]) for i, name in enumerate(names)}
+        return [np.asarray(results[i]) for i in range(len(compiled.outputs))]
 
     return run
 

@@ -4,48 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch import fx
+from torch import Tensor, fx
 
 from qat.choose import check_name
 from qat.deploy.elementwise import IntegerAdd
 from qat.deploy.modules import IntegerLayer, QuantizeDequantize
 from qat.errors import QATError
-from qat.graph.kinds import is_addition_node, module_of
+from qat.graph.kinds import arithmetic_of, module_of
 from qat.targets import TARGETS
-
-DEFAULT_TARGET = "ort_x86"
 
 
 def check_target(converted: fx.GraphModule, target: str | None) -> str:
-    """The target to export for: the one given, else the one the network was prepared for, else `DEFAULT_TARGET`.
+    """The target to export for: the one given, else the one the network was prepared for, else ort_x86, or ort_vnni where weights of
+    more than 7 bits need it.
 
     Raises:
         ConfigError: unknown target.
-        QATError: the network was trained for another target and has what this one cannot compute, or has activations it knows not at all.
+        QATError: the network has what this target does not compute as it was trained.
     """
     own = converted.meta.get("target")
-    if target is None:
-        target = own or DEFAULT_TARGET
-    check_name("target", target, TARGETS)
     layers = [m for m in converted.modules() if isinstance(m, IntegerLayer)]
-    grids = [m for m in converted.modules() if isinstance(m, QuantizeDequantize)]
-    largest = max((int(layer.codes.int().abs().max()) for layer in layers), default=0)
+    bits = max((_bits(layer.codes) for layer in layers), default=0)
+    fallback = own or ("ort_x86" if bits <= TARGETS["ort_x86"].weight_bits else "ort_vnni")
+    target = check_name("target", fallback if target is None else target, TARGETS)
+    symmetric = all(m.spec.symmetric for m in converted.modules() if isinstance(m, QuantizeDequantize))
+    half_way = not symmetric and (own is None or TARGETS[own].rounds_as_onnx)
     # A network trained for no target in particular may run without VNNI under the session option: that is a risk, not an error.
-    bits = largest.bit_length() + 1 if own is not None else 0
-    problem = TARGETS[target].problem(bits, all(grid.spec.symmetric for grid in grids), _rounds_sums(converted))
+    problem = TARGETS[target].problem(0 if own is None else bits, symmetric, _rounds_sums(converted), half_way)
     if problem is not None:
         trained = f"a network trained for {own}" if own else "a network"
         found, expected = problem
-        todo = f"Train it with target={target}, or export it for {own or DEFAULT_TARGET}."
+        todo = f"Train it with target={target}, or export it for {fallback}."
         raise QATError(f"target '{target}'", f"{trained} with {found}", expected, todo)
     return target
+
+
+def _bits(codes: Tensor) -> int:
+    """Bits of a signed grid that holds all codes."""
+    return max(int(codes.max()).bit_length(), int(-codes.int().min() - 1).bit_length() if int(codes.min()) < 0 else 0) + 1
 
 
 def _rounds_sums(converted: fx.GraphModule) -> bool:
     """Whether an addition reads no sums as they are, but is the only reader of a layer's quantized output."""
     modules = dict(converted.named_modules(remove_duplicate=False))
     for node in converted.graph.nodes:
-        if not isinstance(module_of(node, modules), IntegerAdd) and not is_addition_node(node):
+        if not isinstance(module_of(node, modules), IntegerAdd) and arithmetic_of(node) != "add":
             continue
         operands = node.all_input_nodes
         if any(isinstance(module_of(operand, modules), IntegerLayer) for operand in operands):

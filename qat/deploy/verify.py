@@ -1,4 +1,4 @@
-"""Proof that the file computes what was converted: every activation tensor compared integer by integer."""
+"""Proof that a file, integers alone and the trained network compute what was converted: activations compared integer by integer."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import onnx
 import torch
 from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
 
 from qat.choose import check_name
 from qat.deploy.export import grid_names
@@ -42,7 +43,7 @@ class TensorParity:
 
 @dataclass(frozen=True)
 class ParityReport:
-    """Agreement of onnxruntime with the converted network, a row for each activation tensor in graph order."""
+    """Agreement of another computation with the converted network, a row for each activation tensor in graph order."""
 
     tensors: tuple[TensorParity, ...]
 
@@ -80,7 +81,8 @@ def verify(converted: fx.GraphModule, path: str | Path, batches: Iterable[Any], 
     if runtime == "openvino":
         return _compare(converted, *_outputs(converted, grids, open_file(path, runtime)), batches)
     opened = open_file(_with_activations_as_outputs(model, Path(path), list(grids)), runtime)
-    return _compare(converted, grids, lambda batch: {name: torch.from_numpy(x) for name, x in opened(batch).items()}, batches)
+    names = [output.name for output in model.graph.output]
+    return _compare(converted, grids, lambda batch: dict(zip(names, map(torch.from_numpy, opened(batch)), strict=True)), batches)
 
 
 def verify_integers(converted: fx.GraphModule, batches: Iterable[Any], multipliers: str = "float", stepwise: bool = False) -> ParityReport:
@@ -137,14 +139,14 @@ def _outputs(
     converted: fx.GraphModule, grids: dict[str, QuantizeDequantize], opened: Run
 ) -> tuple[dict[str, QuantizeDequantize], Callable[[Any], dict[str, Tensor]]]:
     """The grids of the network's quantized outputs, and a function of a batch that gives their codes."""
-    returned = next(node for node in converted.graph.nodes if node.op == "output").all_input_nodes
-    places = {str(node.target): i for i, node in enumerate(returned) if str(node.target) in grids}
+    returned = tree_leaves(next(node for node in converted.graph.nodes if node.op == "output").args[0])
+    places = {str(node.target): i for i, node in enumerate(returned) if isinstance(node, fx.Node) and str(node.target) in grids}
     if not places:
         raise QATError("verify", "no quantized output", "a network whose output is quantized", "Compare it with another runtime.")
     kept = {name: grids[name] for name in places}
 
     def run(batch: Any) -> dict[str, Tensor]:
-        values = list(opened(batch).values())
+        values = opened(batch)
         return {name: kept[name].codes(torch.from_numpy(values[i])) for name, i in places.items()}
 
     return kept, run
@@ -180,6 +182,8 @@ def _compare(
     for batch in each_batch(batches):
         expected, got = _codes(converted, grids, batch), run(batch)
         for name, codes in expected.items():
+            if codes.shape != got[name].shape:
+                raise QATError(name, f"{tuple(got[name].shape)}", f"{tuple(codes.shape)}, as convert() gives", "Export it again.")
             difference = (codes.int() - got[name].int()).abs()
             row = totals[name]
             row[0] += difference.numel()

@@ -268,7 +268,7 @@ class FoldedConvBN(nn.Module):
 
     @torch.no_grad()
     def _with_room(self, weight: Tensor, bias: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """The weight and s_x s_w as shipped where a bias does not fit int32, as they are elsewhere."""
+        """The weight and s_x s_w as shipped where a bias does not fit int32 (then without gradient), as they are elsewhere."""
         input_scale = cast(FakeQuantizer, self.input_quantizer).current_scale()
         if not bool(too_large(bias, self.weight_scale(), input_scale).any()):
             return weight, scale

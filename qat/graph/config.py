@@ -75,6 +75,9 @@ class QATConfig:
             raise ConfigError("QATConfig.activation", "per_channel=True", "one scale per activation tensor", "Set per_channel=False.")
         if not self.weight.symmetric:
             raise ConfigError("QATConfig.weight", "symmetric=False", "a symmetric grid, which integer layers need", "Set symmetric=True.")
+        if self.fold == "scale_merge" and self.weight.power_of_two:
+            expected = "a strategy that does not multiply scales by gamma / sigma"
+            raise ConfigError("QATConfig.weight", "power_of_two=True with fold='scale_merge'", expected, "Use another fold.")
         known = strategy_options(self.fold)
         for option in self.fold_options:
             if option not in known:

@@ -192,8 +192,19 @@ def is_averaging_node(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     return node.target == "mean" if node.op == "call_method" else node.op == "call_function" and node.target in _AVERAGING_FUNCTIONS
 
 
-def is_addition_node(node: fx.Node) -> bool:
-    return node.op in ("call_function", "call_method") and node.target in (operator.add, torch.add, "add")
+# What an operation on two tensors, or a tensor and a number, is called.
+_ARITHMETIC: dict[Any, str] = {
+    **dict.fromkeys((operator.add, torch.add, "add"), "add"),
+    **dict.fromkeys((operator.sub, torch.sub, torch.subtract, "sub"), "sub"),
+    **dict.fromkeys((operator.mul, torch.mul, torch.multiply, "mul"), "mul"),
+    **dict.fromkeys((operator.truediv, torch.div, torch.divide, "div"), "div"),
+    **dict.fromkeys((operator.neg, torch.neg, torch.negative, "neg"), "neg"),
+}
+
+
+def arithmetic_of(node: fx.Node) -> str | None:
+    """add, sub, mul, div or neg; None for any other node, and for one with options (alpha, rounding_mode)."""
+    return _ARITHMETIC.get(node.target) if node.op in ("call_function", "call_method") and not node.kwargs else None
 
 
 def is_concatenation_node(node: fx.Node) -> bool:

@@ -17,7 +17,7 @@ from torch import fx, nn
 
 from qat.fold import FoldedConvBN
 from qat.graph.config import QATConfig
-from qat.graph.kinds import is_activation_node, is_addition_node, keeps_scale, module_of
+from qat.graph.kinds import arithmetic_of, is_activation_node, keeps_scale, module_of
 from qat.quant import FakeQuantizer
 from qat.targets import TARGETS
 
@@ -104,7 +104,7 @@ def _sums_are_added(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     if not isinstance(module_of(node, modules), FoldedConvBN) or len(node.users) != 1:
         return False
     (addition,) = node.users
-    if not is_addition_node(addition):
+    if arithmetic_of(addition) != "add":
         return False
     layers = [n for n in addition.all_input_nodes if isinstance(module_of(n, modules), FoldedConvBN) and len(n.users) == 1]
     return layers[0] is node

@@ -26,10 +26,9 @@ def qparams(lo: Tensor, hi: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
 
     Args:
         lo, hi: () or (C,). NaN counts as 0 and infinity as the largest finite number, so that the scale is always positive and finite.
-            A power of two is the next one above, so that nothing is clipped.
 
     Returns:
-        scale in float64 for float64 input, else float32; zero point in int32 within [qmin, qmax].
+        scale in float64 for float64 input, else float32, a power of two being the next one above; zero point in int32 within [qmin, qmax].
     """
     if lo.dtype != torch.float64:
         lo, hi = lo.float(), hi.float()

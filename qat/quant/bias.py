@@ -30,9 +30,10 @@ def leave_room(codes: Tensor, scale: Tensor, bias: Tensor, input_scale: Tensor, 
     One scale for all channels rises for all of them.
     """
     needed = _needed(bias, input_scale)
-    raised = torch.maximum(scale.double(), (needed if scale.ndim else needed.max()) * (1 + 1e-6))
+    raised = (needed if scale.ndim else needed.max()) * (1 + 1e-6)
     if spec.power_of_two:
         raised = torch.exp2(raised.log2().ceil())
+    raised = torch.maximum(scale.double(), raised)
     ratio = along(scale.double() / raised, codes, 0)
     return (codes.double() * ratio).round().to(codes.dtype), raised.to(scale.dtype)
 

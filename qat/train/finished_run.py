@@ -16,8 +16,8 @@ from qat.report.result import read_result
 from qat.train.config import complete
 from qat.train.data import ImageData, build_data
 from qat.train.float_model import cache_path
+from qat.train.job import shipped_module
 from qat.train.models import build_model
-from qat.train.module import Classifier
 
 
 @dataclass(frozen=True)
@@ -51,27 +51,30 @@ class FinishedRun:
         raise ConfigError(str(self.folder), "no checkpoints/best.ckpt or last.ckpt", "the checkpoints of the run", "Run it again.")
 
     def network(self) -> Any:
-        """The trained network with fake quantizers."""
-        return Classifier.load_from_checkpoint(self.checkpoint, map_location="cpu", weights_only=True).network.eval()
+        """The trained network with fake quantizers, as it was converted."""
+        return shipped_module(self.checkpoint, self.config, self.data()).network.eval()
 
     def float_network(self) -> tuple[nn.Module, str]:
         """The float network to compare with, and what it is: the one the run started from where it is still there."""
-        path, model = cache_path(self.config), self.config["model"]
+        model = self.config["model"]
+        told, checkpoint = "the float network it started from", model["checkpoint"]
         built = torch.load(self.checkpoint, map_location="cpu", weights_only=True)["hyper_parameters"]["config"]
         channels, classes = built["input_shape"][0], built["num_classes"]
-        if path.is_file():
-            network = build_model({**model, "checkpoint": None}, classes, channels)
-            network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["state_dict"])
-            return network.eval(), "the float network it started from"
-        if not self.config["float_training"]["max_epochs"] and Path(model["checkpoint"]).is_file():
-            return build_model(model, classes, channels).eval(), "the float network it started from"
+        if checkpoint is None or Path(checkpoint).is_file():
+            if not self.config["float_training"]["max_epochs"]:
+                return build_model(model, classes, channels).eval(), told
+            if (path := cache_path(self.config)).is_file():
+                network = build_model({**model, "checkpoint": None}, classes, channels)
+                network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["state_dict"])
+                return network.eval(), told
         network = self.network()
         qat.set_fake_quant(network, weights=False, activations=False)
         return network, "the trained network without quantization"
 
 
 def open_run(folder: str | Path) -> FinishedRun:
-    """
+    """The run in a folder.
+
     Raises:
         ConfigError: not the folder of a run, or of one that did not finish.
     """

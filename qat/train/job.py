@@ -94,9 +94,7 @@ def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
 
     with timed(seconds, "fake_quant"):
         chosen = best_or_last(trainer, run_dir)
-        module = Classifier.load_from_checkpoint(chosen, map_location="cpu", weights_only=True)
-        if config["fold"]["reestimate_before_eval"]:
-            qat.reestimate_bn(module.network, data.calibration_batches(config["fold"]["reestimate_before_eval"]))
+        module = shipped_module(chosen, config, data)
         found["fake_quant"] = test_accuracy(module.network)
         log.info("quantization-aware training: test accuracy %.4f (%s)", found["fake_quant"], chosen.name)
 
@@ -132,6 +130,14 @@ def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     except Exception as error:  # the page shows the result; it must not cost it
         log.warning("report.html could not be written (%s: %s)", type(error).__name__, error, exc_info=True)
     return result
+
+
+def shipped_module(checkpoint: Path, config: dict[str, Any], data: ImageData) -> Classifier:
+    """The module of a checkpoint with the statistics it is shipped with, on the CPU."""
+    module = Classifier.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)
+    if config["fold"]["reestimate_before_eval"]:
+        qat.reestimate_bn(module.network, data.calibration_batches(config["fold"]["reestimate_before_eval"]))
+    return module
 
 
 @contextmanager

@@ -81,6 +81,9 @@ def _fold(config: dict[str, Any], problems: Problems) -> None:
     if fold["name"] == "scale_merge" and not config["quant"]["weight"]["per_channel"]:
         expected = "one weight scale a channel, to merge the BatchNorm into"
         problems.add("quant.weight.per_channel", "false with fold=scale_merge", expected, "Use quant=w8a8_per_channel or another fold.")
+    if fold["name"] == "scale_merge" and config["quant"]["weight"]["power_of_two"]:
+        expected = "a strategy that does not multiply scales by gamma / sigma"
+        problems.add("quant.weight.power_of_two", "true with fold=scale_merge", expected, "Use another fold.")
     problems.number("fold.lr_after_freeze", fold["lr_after_freeze"], 0)
     problems.number("fold.drift_bound", fold["drift_bound"], 0)
     for key in ("reestimate_before_freeze", "reestimate_before_eval"):

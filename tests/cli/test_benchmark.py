@@ -39,6 +39,7 @@ def test_latency_of_a_network(tmp_path, capsys):
     int8 = variants["onnxruntime", "int8"]
     # 20 convolutions, 8 additions, the head; nothing but the pools is left float
     assert int8["fused"] == 29 and int8["float"] == {}
+    assert variants["onnxruntime", "unfolded"]["batch_norms"] == 20
     assert found["command"].startswith("python scripts/benchmark.py infer") and found["environment"]["threads"] == 1
     assert (tmp_path / "o" / "latency.svg").read_text().startswith("<svg")
     assert "resnet18" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from torch import nn
 
 import qat
 from qat.deploy.integer_kernels import integer_kernels
-from qat.deploy.reference import IntegerReference
+from qat.deploy.reference import IntegerReference, _fixed_point
 from qat.deploy.verify import verify_integers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
@@ -98,7 +98,35 @@ def test_every_kind_of_operation(multipliers):
     converted = agree(Branches(), X, multipliers)
     reference = IntegerReference(converted, multipliers)
     reference.run_codes(X)
-    assert reference.float_nodes == []
+    assert reference.float_nodes == [] and reference.float_activations == ["loud_2", "quiet_2", "gate_2"]
+
+
+class Named(nn.Module):
+    """Modules and an input whose names are those of operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.add, self.neg, self.mul = nn.Conv2d(3, 4, 1), nn.LeakyReLU(0.3), nn.ReLU()
+
+    def forward(self, sub):
+        return self.mul(self.neg(self.add(sub)))
+
+
+def test_names_of_operations_are_no_operations():
+    agree(Named(), X, "float")
+
+
+@pytest.mark.parametrize("m", [0.31, 1 - 2.0**-40, 2.0**-20, 1.3 * 2.0**-40, 300.0])
+def test_fixed_point_multipliers(m):
+    steps = torch.tensor([-(2**30), -1000, -3, -1, 0, 1, 2, 5, 999, 2**30])
+    steps = steps[(steps.double() * m).abs() < 2**31]
+    got = _fixed_point([(steps, torch.tensor(m, dtype=torch.float64))], 5)
+    assert torch.equal(got, (steps.double() * m + 5).round().long())
+
+
+def test_fixed_point_rounds_half_to_even():
+    got = _fixed_point([(torch.tensor([-3, -1, 1, 3, 5]), torch.tensor(0.5, dtype=torch.float64))], 0)
+    assert got.tolist() == [-2, 0, 0, 2, 2]
 
 
 def test_a_layer_norm_is_said_to_be_float():

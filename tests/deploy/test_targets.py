@@ -12,7 +12,7 @@ from torch import nn
 import qat
 from qat.deploy.modules import IntegerLayer, QuantizeDequantize
 from qat.deploy.runtime import session
-from qat.deploy.verify import verify_integers
+from qat.deploy.verify import signal_to_noise, verify_integers, verify_trained
 from qat.targets import TARGETS, suit_target
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
@@ -133,6 +133,7 @@ def test_a_network_for_vnni_is_fused_whole(tmp_path):
         ("openvino", "tensorrt", "asymmetric activations"),
         ("tensorrt", "ort_x86", "weights of 8 bits"),
         ("ort_vnni", "openvino", "sums of a convolution rounded before a residual addition"),
+        ("ort_x86", "openvino", "sums of a convolution rounded before a residual addition"),
         (None, "tensorrt", "asymmetric activations"),
     ],
 )
@@ -148,7 +149,7 @@ def test_another_target_is_refused_with_the_reason(trained, wanted, reason, tmp_
     assert f"Train it with target={wanted}" in str(caught.value) and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("trained", "wanted"), [("ort_x86", "ort_vnni"), ("openvino", "ort_vnni"), (None, "ort_x86")])
+@pytest.mark.parametrize(("trained", "wanted"), [("ort_x86", "ort_vnni"), ("openvino", "ort_vnni"), (None, "ort_x86"), (None, "ort_vnni")])
 def test_a_target_that_computes_the_same_is_accepted(trained, wanted, tmp_path):
     prepared = qat.prepare(randomize(Residual()), (X,), qat.QATConfig.for_target(trained) if trained else None)
     qat.calibrate(prepared, [X])
@@ -169,6 +170,31 @@ def test_a_configuration_that_does_not_suit_its_target(config, found):
         qat.QATConfig(**config)
     with pytest.raises(qat.ConfigError, match="weights of 8 bits"):
         qat.QATConfig.for_target("ort_x86", overrides={"fc": {"weight": {"bits": 8}}})
+
+
+def test_pixels_half_way_between_two_codes_are_not_for_openvino(tmp_path):
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()), X
+    _, integers = converted_for("ort_vnni", model)
+    with pytest.raises(qat.QATError, match="pixels may lie half-way"):
+        qat.export_onnx(integers, (x,), tmp_path / "m.onnx", target="openvino")
+
+
+def test_the_target_of_a_network_trained_for_none(tmp_path):
+    for bits, expected in ((8, "ort_vnni"), (7, "ort_x86")):
+        prepared = qat.prepare(randomize(Residual()), (X,), qat.QATConfig(weight=qat.QuantSpec(bits=bits)))
+        qat.calibrate(prepared, [X])
+        file = onnx.load(qat.export_onnx(qat.convert(prepared), (X,), tmp_path / "m.onnx"))
+        assert {p.key: p.value for p in file.metadata_props}["qat.target"] == expected
+
+
+def test_the_lowest_code_of_seven_bits_is_of_seven_bits(tmp_path):
+    _, integers = converted_for("ort_x86", weight=qat.QuantSpec(bits=7, narrow=False))
+    layer = next(m for m in integers.modules() if isinstance(m, IntegerLayer))
+    layer.codes.view(-1)[0] = -64
+    qat.export_onnx(integers, (X,), tmp_path / "m.onnx")
+    layer.codes.view(-1)[0] = 64
+    with pytest.raises(qat.QATError, match="weights of 8 bits"):
+        qat.export_onnx(integers, (X,), tmp_path / "n.onnx")
 
 
 def test_a_recipe_gets_the_grids_of_its_target():
@@ -194,7 +220,10 @@ def test_scales_that_are_powers_of_two(weight_range):
     prepared.train()
     prepared(X).sum().backward()
     quantizer = prepared.get_submodule("conv1").weight_quantizer
-    assert weight_range != "lsq" or torch.isfinite(quantizer.scale.grad).all()
+    if weight_range == "lsq":
+        assert torch.isfinite(quantizer.scale.grad).all() and quantizer.scale.grad.abs().max() > 0
+    with pytest.raises(qat.ConfigError, match="scale_merge"):
+        qat.QATConfig(fold="scale_merge", weight=qat.QuantSpec(power_of_two=True))
 
 
 def test_the_power_above_covers_the_range():
@@ -203,3 +232,41 @@ def test_the_power_above_covers_the_range():
     for largest, expected in ((127.0, 1.0), (127.1, 2.0), (64.0, 1.0), (63.5, 0.5), (1e-3, 2.0**-16)):
         scale, _ = quantizer.qparams_for(torch.tensor([-largest, largest]))
         assert float(scale) == expected
+
+
+def test_outputs_that_are_returned_twice(tmp_path):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1)
+
+        def forward(self, x):
+            return self.a(x), self.a(x).relu(), {"b": self.b(x)}
+
+    _, integers = converted_for("openvino", Twice())
+    path = qat.export_onnx(integers, (X,), tmp_path / "m.onnx")
+    for runtime in ("openvino", "onnxruntime"):
+        report = qat.verify(integers, path, [X], runtime)
+        assert report.max_lsb <= 1 and report.identical >= 0.999, f"{runtime}\n{report}"
+
+
+def test_signal_to_noise_is_that_of_a_uniform_rounding():
+    """A tensor that fills its range evenly: 20 log10(2^bits) dB against the energy of the range."""
+    x = torch.linspace(-1, 1, 3 * 64 * 64 * 8).view(8, 3, 64, 64)[:, :, torch.randperm(64)]
+    for bits in (4, 8):
+        activation = qat.QuantSpec(bits=bits, symmetric=False, per_channel=False)
+        prepared = qat.prepare(nn.Sequential(nn.Identity(), nn.ReLU()), (x,), qat.QATConfig(activation=activation))
+        qat.calibrate(prepared, [x])
+        found = signal_to_noise(prepared, qat.convert(prepared), [x])
+        steps = 2**bits - 1
+        expected = 10 * torch.tensor((1 / 3) / ((2 / steps) ** 2 / 12)).log10()
+        assert found["quantizers.input_1"] == pytest.approx(float(expected), abs=0.1)
+
+
+def test_the_trained_network_is_compared_as_it_is():
+    prepared, integers = converted_for("ort_vnni")
+    assert verify_trained(prepared, integers, [X]).identical >= 0.999
+    with torch.no_grad():
+        prepared.get_submodule("fc").bias_fold += 1.0
+    report = verify_trained(prepared, integers, [X])
+    assert {row.name for row in report.tensors if row.max_lsb > 1} == {"quantizers.fc"}

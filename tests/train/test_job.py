@@ -221,3 +221,10 @@ def test_the_result_is_strict_json(config, tmp_path):
     config["recipe"] = None
     run_job(config, folder(tmp_path))
     json.loads((tmp_path / "run" / "result.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_weight_ranges_chosen_before_training(config, tmp_path):
+    config["quant"]["weight"] |= {"range": "lsq", "per_channel": False}
+    config["quant"]["range_search"] = 1
+    result = run_job(config, folder(tmp_path))
+    assert list(result["accuracy"]) == ["float", "ptq", "range_search", "fake_quant", "integer"] and "range_search" in result["seconds"]
