@@ -40,7 +40,7 @@ class Target:
             half_way: whether the levels of pictures may lie half-way between two codes of its input.
         """
         if weight_bits > self.weight_bits:
-            return f"weights of {weight_bits} bits", f"at most {self.weight_bits}: {self.reason}"
+            return f"weights of {weight_bits} bits", f"at most {self.weight_bits}" + (f": {self.reason}" if self.reason else "")
         if self.symmetric_activations and not symmetric:
             return "asymmetric activations", f"symmetric ones: {self.reason}"
         if self.keeps_sums and rounds_sums:

@@ -6,12 +6,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import onnx
 import torch
 from torch import Tensor, nn
 
 from qat.cli.command import guarded, positive
-from qat.deploy.runtime import RUNTIMES, Run, open_file
+from qat.deploy.runtime import RUNTIMES, Run, open_file, read_file
 from qat.errors import ConfigError
 from qat.train.data import SOURCES, ImageData, build_data
 from qat.train.finished_run import FinishedRun, open_run
@@ -59,16 +58,9 @@ def read_notes(path: Path) -> dict[str, str]:
     """Metadata of a quantized file.
 
     Raises:
-        ConfigError: no file, no ONNX, or one without scales.
+        QATError: no file, no ONNX, or one without scales.
     """
-    if not path.is_file():
-        raise ConfigError(str(path), "no such file", "an ONNX file or the folder of a run", "Correct the path.")
-    try:
-        model = onnx.load(path)
-    except Exception as error:
-        raise ConfigError(
-            str(path), f"no ONNX file ({type(error).__name__})", "an ONNX file or the folder of a run", "Correct the path."
-        ) from error
+    model = read_file(path)
     if not any(node.op_type == "QuantizeLinear" for node in model.graph.node):
         raise ConfigError(str(path), "an ONNX file without scales", "a quantized file", "Write one with qat.export_onnx.")
     return {prop.key: prop.value for prop in model.metadata_props}

@@ -16,6 +16,7 @@ from qat.cli.command import FAILED, OK, guarded, positive
 from qat.deploy.reference import MULTIPLIERS
 from qat.deploy.runtime import RUNTIMES
 from qat.deploy.verify import ParityReport, signal_to_noise, verify_integers, verify_trained
+from qat.errors import ConfigError
 from qat.train.finished_run import open_run
 
 _INTEGERS = {f"integers_{name}": f"integers alone, {what}" for name, what in MULTIPLIERS.items()}
@@ -45,6 +46,9 @@ def argument_parser() -> argparse.ArgumentParser:
 
 def verify_run(arguments: argparse.Namespace) -> int:
     positive("--pictures", arguments.pictures)
+    if arguments.max_lsb < 0 or not 0 <= arguments.identical <= 1:
+        found = f"--max-lsb {arguments.max_lsb} --identical {arguments.identical}"
+        raise ConfigError("bounds", found, "LSB from 0 on, a share from 0 to 1", "Leave them out for 1 and 0.999.")
     run = open_run(arguments.run)
     loader = run.data(eval_batch_size=32).test_dataloader()
     pictures = [images for images, _ in islice(loader, math.ceil(arguments.pictures / 32))]

@@ -14,7 +14,7 @@ from qat.deploy.elementwise import integer_binary
 from qat.deploy.modules import IntegerLayer, KeepFloat, QuantizeDequantize
 from qat.errors import QATError
 from qat.fold import FoldedConvBN
-from qat.graph.kinds import WEIGHTED, is_clip_node, keeps_scale, module_of
+from qat.graph.kinds import WEIGHTED, is_clip_node, is_softmax_node, keeps_scale, module_of
 from qat.graph.left_norm import LeftBatchNorm
 from qat.graph.place import QUANTIZERS, quantizer_behind
 from qat.graph.prepared import QuantGraph
@@ -31,10 +31,12 @@ def convert(prepared: QuantGraph) -> QuantGraph:
     Raises:
         QATError: not a prepared network, or an activation quantizer that has seen no data.
     """
-    if not isinstance(prepared, QuantGraph) or not any(isinstance(m, FakeQuantizer) for m in prepared.modules()):
+    if not isinstance(prepared, QuantGraph) or not (prepared.meta.get("converted") or has_quantizers(prepared)):
         raise QATError(
             "convert", type(prepared).__name__, "a network from qat.prepare", "Call qat.prepare and qat.calibrate or train first."
         )
+    if prepared.meta.get("converted"):
+        raise QATError("convert", "a network that is converted already", "a network from qat.prepare", "Convert the prepared network once.")
     graph = copy.deepcopy(prepared).eval().cpu()
     _one_module_a_call(graph)
     with torch.no_grad():
@@ -47,6 +49,10 @@ def convert(prepared: QuantGraph) -> QuantGraph:
     graph.meta = {**prepared.meta, "converted": True}
     graph.recompile()
     return graph.eval()
+
+
+def has_quantizers(network: nn.Module) -> bool:
+    return any(isinstance(m, FakeQuantizer) for m in network.modules())
 
 
 def _one_module_a_call(graph: fx.GraphModule) -> None:
@@ -111,11 +117,12 @@ def _fuse_elementwise(graph: fx.GraphModule) -> None:
 
 
 def _keep_float_layers(graph: fx.GraphModule) -> None:
-    """Put KeepFloat in front of every module with float weights that reads a quantized tensor."""
+    """Put KeepFloat in front of every softmax, and every module with float weights, that reads a quantized tensor."""
     modules = dict(graph.named_modules(remove_duplicate=False))
     for node in list(graph.graph.nodes):
         module = module_of(node, modules)
-        if module is None or isinstance(module, IntegerLayer) or not any(isinstance(m, WEIGHTED) for m in module.modules()):
+        weighted = module is not None and not isinstance(module, IntegerLayer) and any(isinstance(m, WEIGHTED) for m in module.modules())
+        if not weighted and not is_softmax_node(node, modules):
             continue
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node) or not isinstance(module_of(source, modules), QuantizeDequantize):
@@ -149,6 +156,8 @@ def _integer_layer(layer: FoldedConvBN, node: fx.Node, modules: dict[str, nn.Mod
         raise QATError(name, "no weight quantizer", "a layer with quantized weights", "Prepare the network with qat.prepare.")
     grid = quantizer_behind(node, modules, QuantizeDequantize)
     codes, scale, bias = layer.integer(None if grid is None else grid.scale)
+    if not bool(torch.isfinite(bias).all() and torch.isfinite(layer.weight_to_quantize()).all()):
+        raise QATError(name, "NaN or Inf in its weights or statistics", "finite ones", "Look at the training that made them.")
     if grid is not None:
         short = too_large(bias, layer.weight_codes()[1], grid.scale).nonzero().flatten().tolist()
         if short:

@@ -6,19 +6,22 @@ import ast
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import onnx
 import torch
 from onnxscript import opset21 as op
-from torch import fx
+from torch import Tensor, fx
 
 import qat.deploy.operators  # noqa: F401 - registers the operators translated below
 from qat.deploy.modules import IntegerLayer, QuantizeDequantize
 from qat.deploy.targets import check_target, saturation_risk
 from qat.errors import QATError
+from qat.graph.prepared import inputs_of
 from qat.targets import TARGETS
 
 OPSET = 21
@@ -64,11 +67,12 @@ def export_onnx(
         found = f"target '{target}', which computes something else from INT4" if small else "no layer with weights of 4 bits or fewer"
         raise QATError("export_onnx", f"int4=True with {found}", "weights and a target for it", "Leave out int4.")
     path = Path(path)
+    _check_arguments(converted, example_inputs, path, notes or {})
     inputs = [f"input_{i}" if i else "input" for i in range(len(example_inputs))]
     # Tensors of their own: the exporter takes one tensor given twice for one input.
     example = tuple(torch.cat([x.cpu(), x.cpu()]) for x in example_inputs)
     operators = torch.ops.qat
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _one_line():
         # The exporter warns of its own internals; nothing in them is a user's to act on.
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
@@ -100,14 +104,48 @@ def export_onnx(
     return path
 
 
-def grid_names(converted: fx.GraphModule) -> list[str]:
-    """Names of the activation grids in the order the graph applies them."""
+def grid_names(converted: fx.GraphModule, where: str = "export_onnx") -> list[str]:
+    """Names of the activation grids in the order the graph applies them.
+
+    Raises:
+        QATError: not a converted network.
+    """
     modules = dict(converted.named_modules(remove_duplicate=False))
     nodes = converted.graph.nodes if isinstance(converted, fx.GraphModule) else ()
     names = [str(n.target) for n in nodes if n.op == "call_module" and isinstance(modules[str(n.target)], QuantizeDequantize)]
     if not names:
-        raise QATError("export_onnx", type(converted).__name__, "a network from qat.convert", "Call qat.convert(prepared) first.")
+        raise QATError(where, type(converted).__name__, "a network from qat.convert", "Call qat.convert(prepared) first.")
     return names
+
+
+def _check_arguments(converted: fx.GraphModule, example_inputs: Any, path: Path, notes: Mapping[str, str]) -> None:
+    if not isinstance(example_inputs, tuple) or not all(isinstance(x, Tensor) for x in example_inputs):
+        kind = type(example_inputs).__name__
+        raise QATError("example_inputs", f"a {kind}", "a tuple of tensors", "Write (x,) for one input.")
+    inputs_of(converted, example_inputs)
+    for i, x in enumerate(example_inputs):
+        if x.dim() == 0 or x.dtype != torch.float32 or not len(x):
+            found = f"shape {tuple(x.shape)}, {x.dtype}"
+            raise QATError(f"example_inputs[{i}]", found, "a float32 tensor whose first dimension is the batch", "Pass a batch of inputs.")
+    if not path.parent.is_dir() or path.is_dir():
+        raise QATError(str(path), "no place for a file", "a file name in a folder that exists", f"Make {path.parent}, or name a file.")
+    for key, value in notes.items():
+        if not isinstance(value, str):
+            raise QATError(f"notes['{key}']", f"a {type(value).__name__}", "text", "Write json.dumps(value).")
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """The exporter's own error, said in one line; it has often the network's own behind it."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        said = " ".join(str(cause).split())[:300]
+        todo = "Try the example inputs on the converted network first."
+        raise QATError("export_onnx", f"{type(cause).__name__} ({said})", "a network that torch.onnx.export takes", todo) from error
 
 
 def _name_activations(model: onnx.ModelProto, grids: list[str]) -> list[str]:

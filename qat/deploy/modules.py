@@ -54,10 +54,10 @@ class QuantizeDequantize(nn.Module):
 
 
 class KeepFloat(nn.Module):
-    """Identity in front of a layer whose weights stay float.
+    """Identity in front of what is to be computed in float: a layer whose weights stay float, a softmax.
 
-    onnxruntime quantizes a float weight by itself where it finds DequantizeLinear -> Conv -> QuantizeLinear; a clip that clips nothing
-    keeps it from finding that.
+    Between DequantizeLinear and QuantizeLinear onnxruntime quantizes a float weight by itself, and puts a table of a few bits in the place
+    of a softmax; a clip that clips nothing keeps it from that.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -136,6 +136,9 @@ class IntegerLayer(nn.Module):
         weight = dequantize(self.codes, self.scale, self.zero_points, self.axis)
         if self.turned:
             weight = native(weight, self.layer)
+        if self.input_scale is None:
+            # Beside a float input onnxruntime would compute with the integers as well, by a kernel that rounds the input.
+            weight = torch.clamp(weight, min=-torch.finfo(weight.dtype).max)
         bias = self.bias if self.bias_scale is None else dequantize(self.bias, self.bias_scale, None, 0)
         if self.columns:
             return torch.addmm(bias, x, weight) if x.dim() == 2 else x @ weight + bias

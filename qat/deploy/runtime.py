@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import torch
 from torch import Tensor
@@ -67,6 +68,21 @@ def _said(where: str, expected: str, todo: str) -> Iterator[None]:
 def _onnxruntime(model: str | Path | bytes, optimize: bool) -> Run:
     opened = session(model, optimize=optimize)
     return lambda batch: opened.run(None, feed(opened, batch))
+
+
+def read_file(path: str | Path) -> onnx.ModelProto:
+    """An ONNX file.
+
+    Raises:
+        QATError: no file, or none that can be read.
+    """
+    path, expected = Path(path), "an ONNX file"
+    if not path.is_file():
+        raise QATError(str(path), "no such file", expected, "Correct the path.")
+    try:
+        return onnx.load(path)
+    except Exception as error:
+        raise QATError(str(path), f"no ONNX file ({type(error).__name__})", expected, "Correct the path.") from error
 
 
 def session(

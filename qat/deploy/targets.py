@@ -48,7 +48,7 @@ def _rounds_sums(converted: fx.GraphModule) -> bool:
     """Whether an addition reads no sums as they are, but is the only reader of a layer's quantized output."""
     modules = dict(converted.named_modules(remove_duplicate=False))
     for node in converted.graph.nodes:
-        if not isinstance(module_of(node, modules), IntegerAdd) and arithmetic_of(node) != "add":
+        if not isinstance(module_of(node, modules), IntegerAdd) and arithmetic_of(node) not in ("add", "sub"):
             continue
         operands = node.all_input_nodes
         if any(isinstance(module_of(operand, modules), IntegerLayer) for operand in operands):

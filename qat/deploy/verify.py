@@ -19,7 +19,7 @@ from qat.choose import check_name
 from qat.deploy.export import grid_names
 from qat.deploy.modules import QuantizeDequantize
 from qat.deploy.reference import IntegerReference
-from qat.deploy.runtime import RUNTIMES, Run, open_file
+from qat.deploy.runtime import RUNTIMES, Run, open_file, read_file
 from qat.errors import QATError
 from qat.graph.lifecycle import set_fake_quant
 from qat.graph.place import QUANTIZERS
@@ -75,7 +75,7 @@ def verify(converted: fx.GraphModule, path: str | Path, batches: Iterable[Any], 
         ConfigError: unknown runtime.
     """
     check_name("runtime", runtime, RUNTIMES)
-    model = onnx.load(path)
+    model = read_file(path)
     merged = json.loads({p.key: p.value for p in model.metadata_props}.get("qat.merged", "[]"))
     grids = {name: grid for name, grid in _grids(converted).items() if name not in merged}
     if runtime == "openvino":
@@ -113,6 +113,8 @@ def verify_trained(prepared: QuantGraph, converted: fx.GraphModule, batches: Ite
     Raises:
         QATError: no batch given.
     """
+    if not all(m.enabled for m in prepared.modules() if isinstance(m, FakeQuantizer)):
+        raise QATError("verify_trained", "fake quantization switched off", "a network that quantizes", "Call qat.set_fake_quant(prepared).")
     network = copy.deepcopy(prepared).eval().cpu()
     quantizers = {name: m for name, m in network.named_modules() if isinstance(m, FakeQuantizer) and name.startswith(QUANTIZERS)}
     grids = {name: grid for name, grid in _grids(converted).items() if name in quantizers}
@@ -132,7 +134,7 @@ def verify_trained(prepared: QuantGraph, converted: fx.GraphModule, batches: Ite
 def _grids(converted: fx.GraphModule) -> dict[str, QuantizeDequantize]:
     """Activation grids by name, in graph order."""
     modules: dict[str, Any] = dict(converted.named_modules(remove_duplicate=False))
-    return {name: modules[name] for name in grid_names(converted)}
+    return {name: modules[name] for name in grid_names(converted, "verify")}
 
 
 def _outputs(
@@ -162,13 +164,19 @@ def signal_to_noise(prepared: QuantGraph, converted: fx.GraphModule, batches: It
     set_fake_quant(network, weights=False, activations=False)
     quantizers = {name: m for name, m in network.named_modules() if isinstance(m, FakeQuantizer) and name.startswith(QUANTIZERS)}
     grids = {name: m for name, m in converted.named_modules() if name in quantizers}
+    if not grids:
+        raise QATError("signal_to_noise", "networks without a common quantizer", "a prepared network and its converted one", "Pass both.")
     energy = {name: [0.0, 0.0] for name in grids}
+    seen = 0
     for batch in each_batch(batches):
+        seen += 1
         floats = _seen(network, {name: quantizers[name] for name in grids}, lambda _, x: x, batch)
         integers = _seen(converted, grids, lambda grid, x: grid.forward(x), batch)
         for name, sums in energy.items():
             sums[0] += float(floats[name].double().square().sum())
             sums[1] += float((floats[name].double() - integers[name].double()).square().sum())
+    if not seen:
+        raise QATError("signal_to_noise", "no batches", "at least one batch of inputs", "Pass an iterable of tensors.")
     return {name: math.inf if noise == 0 else 10 * math.log10(max(signal, 1e-300) / noise) for name, (signal, noise) in energy.items()}
 
 
@@ -180,6 +188,8 @@ def _compare(
 ) -> ParityReport:
     totals = {name: [0, 0, 0] for name in grids}
     for batch in each_batch(batches):
+        if any(isinstance(x, Tensor) and x.numel() == 0 for x in inputs_of(converted, batch)):
+            raise QATError("verify", "an empty batch", "batches of at least one input", "Leave it out.")
         expected, got = _codes(converted, grids, batch), run(batch)
         for name, codes in expected.items():
             if codes.shape != got[name].shape:

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from qat.choose import check_name
-from qat.errors import ConfigError
+from qat.errors import ConfigError, QATError
 from qat.fold import STRATEGIES
 from qat.fold.strategies import strategy_options
 from qat.quant import RANGES, QuantSpec
@@ -60,6 +60,8 @@ class QATConfig:
             ConfigError: as the constructor.
         """
         check_name("QATConfig.target", target, TARGETS)
+        for key in chosen:
+            check_name("QATConfig", key, [f.name for f in fields(cls)])
         signed = TARGETS[target].symmetric_activations
         grids = {
             "weight": QuantSpec(bits=TARGETS[target].weight_bits),
@@ -71,6 +73,11 @@ class QATConfig:
         check_name("QATConfig.fold", self.fold, STRATEGIES)
         check_name("QATConfig.weight_range", self.weight_range, _RANGES)
         check_name("QATConfig.activation_range", self.activation_range, _RANGES)
+        for key in ("weight", "activation"):
+            if not isinstance(getattr(self, key), QuantSpec):
+                raise ConfigError(f"QATConfig.{key}", repr(getattr(self, key)), "a QuantSpec", f"Write {key}=qat.QuantSpec(bits=8).")
+        if not isinstance(self.fold_options, dict):
+            raise ConfigError("QATConfig.fold_options", repr(self.fold_options), "a mapping", "Write {} for none.")
         if self.activation.per_channel:
             raise ConfigError("QATConfig.activation", "per_channel=True", "one scale per activation tensor", "Set per_channel=False.")
         if not self.weight.symmetric:
@@ -136,6 +143,10 @@ def _check_override(where: str, layer: Any) -> None:
             raise ConfigError(f"{where}['{key}']", repr(value), "a mapping", todo)
         for name in value:
             check_name(f"{where}['{key}']", name, [*_SPEC_KEYS, "range"])
+        try:
+            QuantSpec(**{name: given for name, given in value.items() if name != "range"})
+        except QATError as error:
+            raise ConfigError(f"{where}['{key}'].{error.where.split('.')[-1]}", error.found, error.expected, error.todo) from None
         if key == "weight" and value.get("symmetric") is False:
             raise ConfigError(f"{where}['weight']", "symmetric=False", "a symmetric grid, which integer layers need", "Remove it.")
         if key == "activation" and value.get("per_channel") is True:

@@ -125,6 +125,7 @@ _AVERAGING_MODULES = (
 _AVERAGING_FUNCTIONS = _functions("mean interpolate avg_pool1d avg_pool2d avg_pool3d".split()) | _functions(
     "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d".split()
 )
+_SOFTMAXES = _functions(["softmax"])
 _CONCATENATIONS = _functions("cat concat concatenate".split())
 
 
@@ -205,6 +206,12 @@ _ARITHMETIC: dict[Any, str] = {
 def arithmetic_of(node: fx.Node) -> str | None:
     """add, sub, mul, div or neg; None for any other node, and for one with options (alpha, rounding_mode)."""
     return _ARITHMETIC.get(node.target) if node.op in ("call_function", "call_method") and not node.kwargs else None
+
+
+def is_softmax_node(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    if node.op == "call_module":
+        return isinstance(modules[str(node.target)], (nn.Softmax, nn.Softmax2d))
+    return node.target == "softmax" if node.op == "call_method" else node.op == "call_function" and node.target in _SOFTMAXES
 
 
 def is_concatenation_node(node: fx.Node) -> bool:

@@ -104,7 +104,7 @@ def _sums_are_added(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     if not isinstance(module_of(node, modules), FoldedConvBN) or len(node.users) != 1:
         return False
     (addition,) = node.users
-    if arithmetic_of(addition) != "add":
+    if arithmetic_of(addition) not in ("add", "sub"):
         return False
     layers = [n for n in addition.all_input_nodes if isinstance(module_of(n, modules), FoldedConvBN) and len(n.users) == 1]
     return layers[0] is node

@@ -37,7 +37,9 @@ def prepare(model: nn.Module, example_inputs: tuple, config: QATConfig | None = 
         CaptureError: the forward is no single graph.
         QATError: a network prepared before; an override that matches nothing.
     """
-    config = config or QATConfig()
+    config = QATConfig() if config is None else config
+    if not isinstance(config, QATConfig):
+        raise QATError("prepare", f"{config!r} as config", "a QATConfig", "Write qat.QATConfig(fold='static').")
     if any(isinstance(m, (FoldedConvBN, FakeQuantizer)) for m in model.modules()):
         raise QATError("prepare", "a network that is prepared already", "a float network", "Prepare the float model, or use qat.refold.")
     graph, notes = capture(model, example_inputs, config.skips)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from qat.errors import QATError
-from qat.graph.lifecycle import folded_layers, modes_restored, set_fake_quant
+from qat.graph.lifecycle import activation_quantizers, folded_layers, modes_restored, set_fake_quant
 from qat.graph.prepared import QuantGraph, each_batch, inputs_of
 from qat.quant import FakeQuantizer
 from qat.quant.affine import qparams
@@ -39,7 +40,8 @@ def search_weight_ranges(prepared: QuantGraph, batches: Iterable[Any], ratios: S
         the share of each layer by name, the largest of equals.
 
     Raises:
-        QATError: no batches; no layer whose weight range is learned: others follow the weights, a start would not last.
+        QATError: no batches, or NaN in them; shares that are none; a network that is not calibrated; no layer whose weight range is
+            learned: others follow the weights, a start would not last.
     """
     quantizers = {name: layer.weight_quantizer for name, layer in folded_layers(prepared).items() if layer.weight_quantizer is not None}
     if not any(quantizer.range == LEARNED for quantizer in quantizers.values()):
@@ -49,6 +51,12 @@ def search_weight_ranges(prepared: QuantGraph, batches: Iterable[Any], ratios: S
     held = [inputs_of(prepared, batch) for batch in each_batch(batches)]
     if not held:
         raise QATError("search_weight_ranges", "no batches", "at least one batch of inputs", "Pass an iterable of tensors or tuples.")
+    ratios = list(ratios)
+    if not ratios or not all(0 < ratio <= 1 for ratio in ratios):
+        raise QATError("search_weight_ranges", f"ratios {ratios}", "shares of the full range, above 0 and at most 1", "Leave them out.")
+    for name, activation in activation_quantizers(prepared).items():
+        if not activation.initialized:
+            raise QATError(name, "no range yet", "a calibrated network", "Call qat.calibrate(prepared, batches) first.")
     switches = {m: m.enabled for m in prepared.modules() if isinstance(m, FakeQuantizer)}
     chosen: dict[str, float] = {}
     with modes_restored(prepared):
@@ -80,6 +88,8 @@ def _best(quantizer: FakeQuantizer, layer: Any, passes: list[_Pass], ratios: Seq
     for ratio in ratios:
         quantizer.scale.copy_(full * ratio)
         errors.append(sum(each.error() for each in passes))
+    if not all(math.isfinite(error) for error in errors):
+        raise QATError(quantizer.name, "outputs with NaN or Inf", "finite outputs on these batches", "Leave the batches out.")
     best = ratios[errors.index(min(errors))]
     quantizer.scale.copy_(full * best)
     return best

@@ -27,6 +27,9 @@ class QuantSpec:
     def __post_init__(self) -> None:
         if isinstance(self.bits, bool) or not isinstance(self.bits, int) or not 2 <= self.bits <= 8:
             raise QATError("QuantSpec.bits", repr(self.bits), "a whole number from 2 to 8", "Write for example QuantSpec(bits=4).")
+        for key in ("symmetric", "per_channel", "narrow", "power_of_two"):
+            if not isinstance(getattr(self, key), bool):
+                raise QATError(f"QuantSpec.{key}", repr(getattr(self, key)), "true or false", f"Write QuantSpec({key}=True).")
         if not self.symmetric:
             object.__setattr__(self, "narrow", False)
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 from torch import nn
+from yaml import YAMLError
 
 import qat
-from qat.errors import ConfigError
+from qat.errors import ConfigError, QATError
 from qat.report.result import read_result
 from qat.train.config import complete
 from qat.train.data import ImageData, build_data
@@ -51,8 +52,19 @@ class FinishedRun:
         raise ConfigError(str(self.folder), "no checkpoints/best.ckpt or last.ckpt", "the checkpoints of the run", "Run it again.")
 
     def network(self) -> Any:
-        """The trained network with fake quantizers, as it was converted."""
-        return shipped_module(self.checkpoint, self.config, self.data()).network.eval()
+        """The trained network with fake quantizers, as it was converted.
+
+        Raises:
+            ConfigError: a checkpoint that cannot be read.
+        """
+        data, path = self.data(), self.checkpoint
+        try:
+            return shipped_module(path, self.config, data).network.eval()
+        except QATError:
+            raise
+        except Exception as error:
+            found = f"a file that cannot be read ({type(error).__name__})"
+            raise ConfigError(str(path), found, "the checkpoint of this run", "Run it again.") from error
 
     def float_network(self) -> tuple[nn.Module, str]:
         """The float network to compare with, and what it is: the one the run started from where it is still there."""
@@ -82,4 +94,9 @@ def open_run(folder: str | Path) -> FinishedRun:
     result = read_result(folder)
     if result["status"] != "ok":
         raise ConfigError(str(folder), f"a run with status '{result['status']}'", "a finished run", f"Resume it with resume={folder}.")
-    return FinishedRun(folder, complete(OmegaConf.load(folder / "config.yaml")), result)
+    try:
+        config = OmegaConf.load(folder / "config.yaml")
+    except (OSError, YAMLError) as error:
+        found = f"a file that cannot be read ({type(error).__name__})"
+        raise ConfigError(str(folder / "config.yaml"), found, "the configuration of the run", "Run it again.") from error
+    return FinishedRun(folder, complete(config), result)

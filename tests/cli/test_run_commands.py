@@ -1,6 +1,7 @@
 """verify, export and evaluate on a run made by the main command."""
 
 import json
+import shutil
 
 import numpy as np
 import onnx
@@ -102,6 +103,11 @@ def test_export_for_another_target(here, capsys, tmp_path):
     [
         (verify, ["nowhere"], "no result.json"),
         (verify, ["{run}", "--pictures", "-64"], "--pictures"),
+        (verify, ["{run}", "--identical", "nan"], "bounds"),
+        (verify, ["{run}", "--max-lsb", "-1"], "bounds"),
+        (verify, ["gone"], "no such file"),
+        (verify, ["damaged"], "best.ckpt"),
+        (export, ["unread"], "config.yaml"),
         (evaluate, ["{run}", "--batch-size", "0"], "--batch-size"),
         (evaluate, ["{run}/model.onnx", "--data", "npz", "--root", "colour.npz"], "inputs that it takes"),
         (evaluate, ["nowhere.onnx"], "no such file"),
@@ -120,6 +126,10 @@ def test_bad_input_is_one_line(here, capsys, monkeypatch, tmp_path, command, wor
     onnx.save(bare, "bare.onnx")
     x, y = np.zeros((40, 16, 16, 3), np.uint8), np.arange(40) % 4
     np.savez("other.npz", **{f"{part}_{kind}": a for part in ("train", "val", "test") for kind, a in (("images", x), ("labels", y))})
+    for name, content in (("gone", None), ("damaged", "checkpoints/best.ckpt"), ("unread", "config.yaml")):
+        shutil.copytree(here, tmp_path / name, ignore=shutil.ignore_patterns("model.onnx" if name == "gone" else "*.html"))
+        if content:
+            (tmp_path / name / content).write_text("a: [1,")
     colour, labels = np.zeros((40, 16, 16, 3), np.uint8), np.arange(40) % 10
     parts = {f"{part}_{kind}": a for part in ("train", "val", "test") for kind, a in (("images", colour), ("labels", labels))}
     np.savez("colour.npz", **parts)

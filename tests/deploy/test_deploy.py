@@ -262,6 +262,43 @@ class Twice(nn.Module):
         return self.last(torch.relu(self.fc(torch.relu(self.fc(x) * 7.0))))
 
 
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        return torch.softmax(self.q(x) @ self.k(x).transpose(1, 2), dim=-1) @ self.v(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Sequential(nn.Linear(6, 8), nn.Softmax(-1), nn.Linear(8, 4)), (64, 6)),
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.Softmax2d(), nn.Conv2d(8, 4, 1)), (4, 3, 6, 6)),
+        (Attention(), (8, 5, 8)),
+    ],
+    ids=["linear", "conv", "attention"],
+)
+def test_a_softmax_stays_float_in_the_runtime(model, shape, tmp_path):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    prepared = qat.prepare(model, (x,))
+    qat.calibrate(prepared, [x])
+    converted = qat.convert(prepared)
+    report = qat.verify(converted, qat.export_onnx(converted, (x,), tmp_path / "m.onnx"), [x])
+    assert report.max_lsb <= 1 and report.identical >= 0.999, str(report)
+
+
+def test_a_layer_that_reads_floats_computes_with_them(tmp_path):
+    x = torch.randn(32, 5, 64, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5))
+    prepared = qat.prepare(model, (x,), qat.QATConfig(overrides={"0": {"skip": True}, "1": {"skip": True}}))
+    qat.calibrate(prepared, [x])
+    converted = qat.convert(prepared)
+    report = qat.verify(converted, qat.export_onnx(converted, (x,), tmp_path / "m.onnx"), [x])
+    assert report.max_lsb <= 1 and report.identical >= 0.999, str(report)
+
+
 def test_a_layer_called_twice_has_the_bias_of_each_input(tmp_path):
     x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)

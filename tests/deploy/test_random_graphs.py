@@ -100,7 +100,7 @@ def test_the_file_equals_convert(tmp_path_factory, steps, seed, target):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(STEPS, st.integers(0, 1000), GRIDS, st.sampled_from(["float", "fixed"]))
 def test_many_more(steps, seed, target, multipliers):
     _, converted = build(steps, seed, target)

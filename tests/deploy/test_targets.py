@@ -62,6 +62,8 @@ JOINS = {
     "add after SiLU": (lambda m, x: x + m.branch(x), nn.SiLU),
     "add of two": (lambda m, x: torch.relu(m.branch(x) + m.gate[0](x)), nn.Identity),
     "gate": (lambda m, x: x * m.gate(x.mean((2, 3), keepdim=True)), nn.ReLU),
+    "subtract": (lambda m, x: m.branch(x) - x, nn.Identity),
+    "subtract from": (lambda m, x: x - m.branch(x), nn.Identity),
     "multiply": (lambda m, x: x * m.branch(x), nn.Identity),
     "concatenate": (lambda m, x: torch.cat([x, m.branch(x)], 1), nn.Hardswish),
 }
