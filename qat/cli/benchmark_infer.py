@@ -173,7 +173,7 @@ def write(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """latency.json and latency.svg in the output folder."""
     arguments.output.mkdir(parents=True, exist_ok=True)
     settings = {key: getattr(arguments, key) for key in ("models", "batch", "size", "rounds", "threads")}
-    words = ["scripts/benchmark.py", "infer", *(f"--{key}={value}" for key, value in settings.items())]
-    found = {"command": " ".join(["python", *words]), "environment": environment(words), "rows": rows}
+    words = ["infer", *(f"--{key}={value}" for key, value in settings.items())]
+    found = {"command": " ".join(["python scripts/benchmark.py", *words]), "environment": environment(words), "rows": rows}
     (arguments.output / "latency.json").write_text(json.dumps(found, indent=1) + "\n")
     (arguments.output / "latency.svg").write_text(ratio_bars(rows, f"time, {BASELINE} float network = 1"))

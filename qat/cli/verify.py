@@ -14,7 +14,7 @@ from rich.table import Table
 import qat
 from qat.cli.command import FAILED, OK, guarded, positive
 from qat.deploy.reference import MULTIPLIERS
-from qat.deploy.runtime import RUNTIMES
+from qat.deploy.runtime import RUNTIMES, predict
 from qat.deploy.verify import ParityReport, signal_to_noise, verify_integers, verify_trained
 from qat.errors import ConfigError
 from qat.train.finished_run import open_run
@@ -60,6 +60,9 @@ def verify_run(arguments: argparse.Namespace) -> int:
         report = verify_trained(network, converted, pictures, stepwise=True)
     else:
         report = qat.verify(converted, run.onnx, pictures, arguments.against)
+        answers = zip(predict(run.onnx, pictures, arguments.against), pictures)
+        agreeing = sum(int((logits.argmax(1) == converted(images).argmax(1)).sum()) for logits, images in answers)
+        print(f"the same answer as convert() for {agreeing} of {sum(map(len, pictures))} pictures")
     print_report(report, signal_to_noise(network, converted, pictures))
     first = next((row for row in report.tensors if row.max_lsb > arguments.max_lsb or row.identical < arguments.identical), None)
     told = f"{arguments.against} against convert() on {sum(map(len, pictures))} test pictures"

@@ -24,11 +24,12 @@ class Spread:
         return cls(median, low, high)
 
 
-def interleaved(calls: dict[str, Callable[[], Any]], rounds: int, warmup: int = 2) -> dict[str, list[float]]:
+def interleaved(calls: dict[str, Callable[[], Any]], rounds: int, warmup: int = 2, pause: float = 0.03) -> dict[str, list[float]]:
     """Seconds of each call by name, one measurement a round, every round in another order.
 
     Args:
         warmup: rounds that are not counted.
+        pause: seconds in front of each call, in which the threads of the call before stop waiting for more work.
     """
     names = list(calls)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -38,6 +39,7 @@ def interleaved(calls: dict[str, Callable[[], Any]], rounds: int, warmup: int = 
         for i in range(warmup + rounds):
             turned = names[i % len(names) :] + names[: i % len(names)]
             for name in turned:
+                time.sleep(pause)
                 start = time.perf_counter()
                 calls[name]()
                 if i >= warmup:

@@ -12,6 +12,7 @@ from torch import nn
 import qat
 from qat.deploy.modules import IntegerLayer, QuantizeDequantize
 from qat.deploy.runtime import session
+from qat.deploy.targets import saturation_risk
 from qat.deploy.verify import signal_to_noise, verify_integers, verify_trained
 from qat.targets import TARGETS, suit_target
 
@@ -272,3 +273,31 @@ def test_the_trained_network_is_compared_as_it_is():
         prepared.get_submodule("fc").bias_fold += 1.0
     report = verify_trained(prepared, integers, [X])
     assert {row.name for row in report.tensors if row.max_lsb > 1} == {"quantizers.fc"}
+
+
+def saturating_sums(x, w):
+    """What x86 without VNNI makes of u8 x s8 products (rows of x by rows of w): neighbours are added in saturating int16."""
+    products = x.long()[:, None, :] * w.long()[None, :, :]
+    return products.unflatten(2, (-1, 2)).sum(3).clamp(-(2**15), 2**15 - 1).sum(2)
+
+
+@pytest.mark.parametrize(("target", "saturates"), [("ort_vnni", True), ("ort_x86", False)])
+def test_sums_on_x86_without_vnni(target, saturates, tmp_path):
+    """64 inputs of one by weights of +-1 are +-64, and half of that where neighbouring products saturate."""
+    model = nn.Sequential(nn.Linear(64, 2, bias=False))
+    model[0].weight.data.copy_(torch.tensor([1.0, -1.0])[:, None].expand(2, 64))
+    x = torch.ones(4, 64)
+    prepared = qat.prepare(model, (x,), qat.QATConfig.for_target(target))
+    qat.calibrate(prepared, [x])
+    integers = qat.convert(prepared)
+    layer, grid = integers.get_submodule("0"), integers.get_submodule("quantizers.input_1")
+    assert int(grid.zero_point) == 0
+    sums = saturating_sums(grid.codes(x), layer.codes.T) * float(grid.scale) * layer.scale
+    expected = torch.tensor([64.0, -64.0]).expand(4, 2)
+    assert torch.allclose(integers(x).float(), expected, rtol=0.01)
+    assert torch.allclose(sums, expected, rtol=0.01) is not saturates
+    if saturates:
+        assert 32 < float(sums[0, 0]) < 33
+    assert saturation_risk(m for m in integers.modules() if isinstance(m, IntegerLayer)) == (["0"] if saturates else [])
+    report = qat.verify(integers, qat.export_onnx(integers, (x,), tmp_path / "m.onnx"), [x])
+    assert report.max_lsb == 0
