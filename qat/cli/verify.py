@@ -39,6 +39,7 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("run", metavar="RUN_DIR", help="folder of a finished run")
     parser.add_argument("--against", default="onnxruntime", choices=[*RUNTIMES, *_INTEGERS, *_TRAINED], help=known)
     parser.add_argument("--pictures", type=int, default=256, help="test pictures to compare on, rounded up to batches of 32 (%(default)s)")
+    parser.add_argument("--stepwise", action="store_true", help="compute each tensor from convert()'s integers before it (onnxruntime)")
     parser.add_argument("--max-lsb", type=int, default=1, help="largest difference allowed (%(default)s)")
     parser.add_argument("--identical", type=float, default=0.999, help="least share of identical integers (%(default)s)")
     return parser
@@ -59,7 +60,7 @@ def verify_run(arguments: argparse.Namespace) -> int:
     elif arguments.against in _TRAINED:
         report = verify_trained(network, converted, pictures, stepwise=True)
     else:
-        report = qat.verify(converted, run.onnx, pictures, arguments.against)
+        report = qat.verify(converted, run.onnx, pictures, arguments.against, arguments.stepwise)
         answers = zip(predict(run.onnx, pictures, arguments.against), pictures)
         agreeing = sum(int((logits.argmax(1) == converted(images).argmax(1)).sum()) for logits, images in answers)
         print(f"the same answer as convert() for {agreeing} of {sum(map(len, pictures))} pictures")

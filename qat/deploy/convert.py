@@ -16,7 +16,7 @@ from qat.errors import QATError
 from qat.fold import FoldedConvBN
 from qat.graph.kinds import WEIGHTED, is_clip_node, is_softmax_node, keeps_scale, module_of
 from qat.graph.left_norm import LeftBatchNorm
-from qat.graph.place import QUANTIZERS, quantizer_behind
+from qat.graph.place import QUANTIZERS, quantizer_behind, remove_next_inputs
 from qat.graph.prepared import QuantGraph
 from qat.quant import FakeQuantizer
 from qat.quant.bias import too_large
@@ -38,6 +38,7 @@ def convert(prepared: QuantGraph) -> QuantGraph:
     if prepared.meta.get("converted"):
         raise QATError("convert", "a network that is converted already", "a network from qat.prepare", "Convert the prepared network once.")
     graph = copy.deepcopy(prepared).eval().cpu()
+    remove_next_inputs(graph)
     _one_module_a_call(graph)
     with torch.no_grad():
         _replace(graph, FakeQuantizer, lambda quantizer, node, modules: _grid(quantizer, node, graph))

@@ -3,8 +3,8 @@
 Activations are 8-bit codes, sums and biases int32, and between them stands one multiplier a channel, either a float or the fixed-point
 number M0 2^-n. It shares neither kernels nor rounding code with `convert()`, whose float arithmetic it checks.
 
-An activation that does more than clip (SiLU, Hardswish, sigmoid) is computed in float32 between the sums and their rounding, as a table
-of a quantized tensor would hold it; operations without an integer form are computed in float32 and listed.
+An activation of a quantized tensor is a table of its codes. One that does more than clip (SiLU, Hardswish) and is fused with a layer is
+computed in float32 between the sums and their rounding; that, and what has no integer form, is listed.
 """
 
 from __future__ import annotations
@@ -39,11 +39,13 @@ _FRACTION = 2**16
 class Sums:
     """A tensor as a sum of integer tensors (int64) times scales (float64, broadcastable), with its zero at 0, limited to [low, high].
 
+    on_grid: whether it is a quantized tensor, not yet computed with.
     zero_first: whether kernels add the zero point of the output before they round; it decides sums half-way between two codes.
     """
 
     terms: tuple[tuple[Tensor, Tensor], ...]
     zero_first: bool = False
+    on_grid: bool = False
     low: float = -math.inf
     high: float = math.inf
 
@@ -64,6 +66,18 @@ class Sums:
 
 
 @dataclass(frozen=True)
+class Looked:
+    """A table of real values (float32) and the place in it (int64) of every element."""
+
+    places: Tensor
+    table: Tensor
+
+    @property
+    def value(self) -> Tensor:
+        return self.table[self.places]
+
+
+@dataclass(frozen=True)
 class Joined:
     """Tensors to be joined along `dim` once their common grid is known."""
 
@@ -77,7 +91,7 @@ class IntegerReference(fx.Interpreter):
     Attributes:
         codes: of the last run, int64, by the name of each quantizer.
         float_nodes: operations of the last run without an integer form.
-        float_activations: activations of the last run that do more than clip.
+        float_activations: activations of the last run that do more than clip and are fused with a layer.
 
     Args:
         converted: from `qat.convert`.
@@ -121,7 +135,7 @@ class IntegerReference(fx.Interpreter):
             codes = self.onto(first, module)
             self.codes[str(n.target)] = codes
             codes = self.given.get(str(n.target), codes).to(torch.int64)
-            return Sums(((codes - int(module.zero_point), module.scale.double()),))
+            return Sums(((codes - int(module.zero_point), module.scale.double()),), on_grid=True)
         if isinstance(module, KeepFloat):
             return first
         if isinstance(module, IntegerLayer) and module.bias_scale is not None and isinstance(first, Sums):
@@ -134,6 +148,8 @@ class IntegerReference(fx.Interpreter):
             if is_clip_node(n, self.called):
                 ends = self._call(n, (torch.tensor([-math.inf, math.inf], dtype=torch.float64), *args[1:]), kwargs).tolist()
                 return replace(first, low=max(ends[0], first.low), high=min(ends[1], first.high))
+            if first.on_grid and not first.limited and is_activation_node(n, self.called) and not (module and list(module.parameters())):
+                return self._table(n, first, args, kwargs)
             one_scale = len(first.terms) == 1 and first.single[1].numel() == 1
             if one_scale and keeps_scale(n, self.called):
                 return self._moved(n, first, args, kwargs)
@@ -165,6 +181,8 @@ class IntegerReference(fx.Interpreter):
         """Codes of a value on a grid, int64."""
         if isinstance(value, Joined):
             return torch.cat([self.onto(part, grid) for part in value.parts], value.dim)
+        if isinstance(value, Looked):
+            return self.onto(value.table, grid)[value.places]
         scale, zero, spec = grid.scale.double(), int(grid.zero_point), grid.spec
         if not isinstance(value, Sums):
             # The one place where a float becomes an integer: inputs, constants, activations, and what has no integer form.
@@ -174,6 +192,13 @@ class IntegerReference(fx.Interpreter):
         codes = _fixed_point(terms, first) if self.multipliers == "fixed" else _floating_point(terms, first)
         low, high = (_code(end, float(scale), zero, spec.qmin, spec.qmax) for end in (value.low, value.high))
         return (codes + last).clamp(low, high)
+
+    def _table(self, n: fx.Node, x: Sums, args: tuple, kwargs: dict) -> Looked:
+        """The activation of every code that occurs, once."""
+        steps, scale = x.single
+        lowest = int(steps.min())
+        codes = torch.arange(lowest, int(steps.max()) + 1)
+        return Looked(steps - lowest, self._call(n, ((codes * scale).float(), *args[1:]), kwargs))
 
     def _moved(self, n: fx.Node, x: Sums, args: tuple, kwargs: dict) -> Any:
         steps, scale = x.single
@@ -222,7 +247,7 @@ def _real(value: Any) -> Any:
     """Float32 values, for operations that have no integer form."""
     if isinstance(value, Joined):
         return torch.cat([_real(part) for part in value.parts], value.dim)
-    return value.value.float() if isinstance(value, Sums) else value
+    return value.value.float() if isinstance(value, (Sums, Looked)) else value
 
 
 def _code(end: float, scale: float, zero: int, lowest: int, highest: int) -> int:

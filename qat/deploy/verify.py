@@ -62,13 +62,18 @@ class ParityReport:
         return "\n".join([f"{'tensor':<{width}}  identical  LSB", *rows, f"{'all':<{width}}  {self.identical:9.6f}  {self.max_lsb:3d}"])
 
 
-def verify(converted: fx.GraphModule, path: str | Path, batches: Iterable[Any], runtime: str = "onnxruntime") -> ParityReport:
+def verify(
+    converted: fx.GraphModule, path: str | Path, batches: Iterable[Any], runtime: str = "onnxruntime", stepwise: bool = False
+) -> ParityReport:
     """Run `path` in a runtime beside `converted` and compare the integers of every activation.
 
     OpenVINO fuses a graph otherwise where inner tensors are asked for, so there only the outputs are compared.
 
     Args:
         runtime: key of `qat.deploy.runtime.RUNTIMES`.
+        stepwise: compute every tensor from the integers that `converted` has before it; onnxruntime only. Else a sum that lies half-way
+            between two codes but for the last bit of a float32, and goes the other way, grows in the layers behind it. Fused layers have
+            no such sums; those that the runtime computes in float have.
 
     Raises:
         QATError: no batch given, a file without the tensors of this network, a runtime that is not installed.
@@ -80,9 +85,19 @@ def verify(converted: fx.GraphModule, path: str | Path, batches: Iterable[Any], 
     grids = {name: grid for name, grid in _grids(converted).items() if name not in merged}
     if runtime == "openvino":
         return _compare(converted, *_outputs(converted, grids, open_file(path, runtime)), batches)
-    opened = open_file(_with_activations_as_outputs(model, Path(path), list(grids)), runtime)
+    _add_activations_as_outputs(model, Path(path), list(grids))
     names = [output.name for output in model.graph.output]
-    return _compare(converted, grids, lambda batch: dict(zip(names, map(torch.from_numpy, opened(batch)), strict=True)), batches)
+    opened: list[Run] = []
+
+    def run(batch: Any) -> dict[str, Tensor]:
+        inputs = inputs_of(converted, batch)
+        given = _codes(converted, grids, batch) if stepwise else {}
+        if not opened:
+            _read_activations_from_inputs(model, given)
+            opened.append(open_file(model.SerializeToString(), runtime))
+        return dict(zip(names, map(torch.from_numpy, opened[0]((*inputs, *given.values()))), strict=True))
+
+    return _compare(converted, grids, run, batches)
 
 
 def verify_integers(converted: fx.GraphModule, batches: Iterable[Any], multipliers: str = "float", stepwise: bool = False) -> ParityReport:
@@ -204,7 +219,7 @@ def _compare(
     return ParityReport(tuple(TensorParity(name, *row) for name, row in totals.items() if row[0]))
 
 
-def _with_activations_as_outputs(model: onnx.ModelProto, path: Path, names: list[str]) -> bytes:
+def _add_activations_as_outputs(model: onnx.ModelProto, path: Path, names: list[str]) -> None:
     types = {n.output[0]: n for n in model.graph.node if n.op_type == "QuantizeLinear"}
     missing = [name for name in names if name not in types]
     if missing:
@@ -214,7 +229,16 @@ def _with_activations_as_outputs(model: onnx.ModelProto, path: Path, names: list
     kinds = {i.name: i.data_type for i in model.graph.initializer}
     for name in names:
         model.graph.output.append(onnx.helper.make_tensor_value_info(name, kinds[types[name].input[2]], None))
-    return model.SerializeToString()
+
+
+def _read_activations_from_inputs(model: onnx.ModelProto, given: dict[str, Tensor]) -> None:
+    """Make every reader of these tensors read an input of the file instead, in this order behind the inputs it has."""
+    kinds = {torch.int8: onnx.TensorProto.INT8, torch.uint8: onnx.TensorProto.UINT8}
+    for name, codes in given.items():
+        new = f"{name}.given"
+        model.graph.input.append(onnx.helper.make_tensor_value_info(new, kinds[codes.dtype], list(codes.shape)))
+        for node in model.graph.node:
+            node.input[:] = [new if x == name else x for x in node.input]
 
 
 def _codes(converted: fx.GraphModule, grids: dict[str, QuantizeDequantize], batch: Any) -> dict[str, Tensor]:

@@ -230,11 +230,12 @@ class FoldedConvBN(nn.Module):
     def extra_repr(self) -> str:
         return f"strategy={self.strategy}, frozen={self.frozen}"
 
-    def get_extra_state(self) -> dict[str, bool]:
-        return {"frozen": self.frozen}
+    def get_extra_state(self) -> Tensor:
+        """Whether the statistics rest; a tensor, as averages of weights expect of all that a state dict holds."""
+        return torch.tensor(self.frozen)
 
-    def set_extra_state(self, state: dict[str, bool]) -> None:
-        self.frozen = state["frozen"] or self.always_frozen
+    def set_extra_state(self, state: Tensor) -> None:
+        self.frozen = bool(state) or self.always_frozen
 
     @torch.no_grad()
     def _start_ranges(self) -> None:

@@ -57,9 +57,10 @@ class LeftBatchNorm(nn.Module):
                 value.copy_(kept[key])
         return y
 
-    def get_extra_state(self) -> dict[str, Any]:
-        return {"frozen": self.frozen}
+    def get_extra_state(self) -> torch.Tensor:
+        """Whether the statistics rest; a tensor, as averages of weights expect of all that a state dict holds."""
+        return torch.tensor(self.frozen)
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.frozen = state["frozen"] or self.always_frozen
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.frozen = bool(state) or self.always_frozen
         self.bn.train(self.training and not self.frozen)

@@ -16,7 +16,7 @@ from qat.errors import QATError
 from qat.fold import STRATEGIES, FoldedConvBN
 from qat.fold.refold import refold as refold_layer
 from qat.graph.left_norm import LeftBatchNorm
-from qat.graph.place import QUANTIZERS
+from qat.graph.place import QUANTIZERS, tell_layers_their_input
 from qat.graph.prepared import QuantGraph, each_batch, inputs_of
 from qat.quant import FakeQuantizer
 
@@ -139,6 +139,7 @@ def refold(prepared: QuantGraph, fold: str) -> QuantGraph:
     layers = folded_layers(changed)
     for name, _ in prepared.fold_report.folded:
         changed.set_submodule(name, refold_layer(layers[name], fold))
+    tell_layers_their_input(changed)
     changed.meta = copy.deepcopy(prepared.meta)
     changed.recompile()
     return changed

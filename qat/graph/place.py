@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from qat.fold import FoldedConvBN
 from qat.graph.config import QATConfig
@@ -22,6 +22,7 @@ from qat.quant import FakeQuantizer
 from qat.targets import TARGETS
 
 QUANTIZERS = "quantizers"
+NEXT_INPUTS = "next_inputs"
 Quantizer = TypeVar("Quantizer", bound=nn.Module)
 
 
@@ -57,16 +58,52 @@ def quantizer_behind(node: fx.Node, modules: dict[str, nn.Module], kind: type[Qu
     return None
 
 
+class NextInput(nn.Identity):
+    """Stands before a call of a layer that is called several times and tells it the quantizer of what comes."""
+
+    def __init__(self, layer: FoldedConvBN, quantizer: FakeQuantizer | None):
+        super().__init__()
+        # A tuple: both belong to the graph, and must not be saved, moved or switched as a part of this.
+        self.told = (layer, quantizer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer, quantizer = self.told
+        layer.set_input_quantizer(quantizer)
+        return x
+
+
 def tell_layers_their_input(graph: fx.GraphModule) -> None:
-    """Give each FoldedConvBN the quantizer of the tensor it reads; none where its calls read tensors of different grids."""
+    """Give each FoldedConvBN the quantizer of the tensor it reads; before each call where the calls of a layer read different grids."""
+    remove_next_inputs(graph)
     modules = dict(graph.named_modules(remove_duplicate=False))
-    found: dict[FoldedConvBN, set[FakeQuantizer | None]] = {}
+    calls: dict[FoldedConvBN, list[tuple[fx.Node, FakeQuantizer | None]]] = {}
     for node in graph.graph.nodes:
         layer = module_of(node, modules)
         if isinstance(layer, FoldedConvBN):
-            found.setdefault(layer, set()).add(quantizer_behind(node, modules, FakeQuantizer))
-    for layer, quantizers in found.items():
-        layer.set_input_quantizer(quantizers.pop() if len(quantizers) == 1 else None)
+            calls.setdefault(layer, []).append((node, quantizer_behind(node, modules, FakeQuantizer)))
+    for layer, found in calls.items():
+        layer.set_input_quantizer(found[0][1])
+        if len({quantizer for _, quantizer in found}) == 1:
+            continue
+        for node, quantizer in found:
+            name = f"{NEXT_INPUTS}.{node.name}"
+            graph.add_submodule(name, NextInput(layer, quantizer))
+            source: Any = node.args[0]
+            with graph.graph.inserting_before(node):
+                told = graph.graph.call_module(name, (source,))
+            told.meta["tensor_meta"] = source.meta["tensor_meta"]
+            node.args = (told, *node.args[1:])
+
+
+def remove_next_inputs(graph: fx.GraphModule) -> None:
+    """Take every NextInput out of the graph."""
+    modules = dict(graph.named_modules(remove_duplicate=False))
+    for node in list(graph.graph.nodes):
+        if isinstance(module_of(node, modules), NextInput):
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            graph.graph.erase_node(node)
+    if hasattr(graph, NEXT_INPUTS):
+        graph.delete_submodule(NEXT_INPUTS)
 
 
 def _names(node: fx.Node) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """What a fake quantizer remembers: shapes, types, switches, and how they survive checkpoints, copies and conversions."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, Self
 
 import torch
@@ -61,12 +62,26 @@ class QuantizerState(nn.Module):
                 old = getattr(self, key)
                 self._replace(key, old.new_full((2, channels) if key == "extent" else (channels,), fill))
 
-    def get_extra_state(self) -> dict[str, bool]:
-        return {"enabled": self.enabled, "observing": self.observing, "initialized": self.initialized, "learning": self._learning}
+    def get_extra_state(self) -> Tensor:
+        """Switches and grid as one tensor, so that averages of weights, which walk over a state dict's tensors, find nothing else."""
+        switches = (self.enabled, self.observing, self.initialized, self._learning)
+        return torch.tensor([*switches, *self._grid()], dtype=torch.int64)
 
-    def set_extra_state(self, state: dict[str, bool]) -> None:
-        self.enabled, self.observing = state["enabled"], state["observing"]
-        self._ready, self._learning = state["initialized"], state["learning"]
+    def set_extra_state(self, state: Tensor) -> None:
+        """
+        Raises:
+            QATError: the state of a quantizer of another grid.
+        """
+        enabled, observing, ready, learning, *grid = state.tolist()
+        if grid != self._grid():
+            found = QuantSpec(grid[0], *map(bool, grid[1:]))
+            todo = "Prepare the network with the grids of the checkpoint."
+            raise QATError(self.name or "FakeQuantizer", f"the state of a {found}", f"that of a {self.spec}", todo)
+        self.enabled, self.observing = bool(enabled), bool(observing)
+        self._ready, self._learning = bool(ready), bool(learning)
+
+    def _grid(self) -> list[int]:
+        return [int(getattr(self.spec, field.name)) for field in fields(QuantSpec)]
 
     def _fit(self, x: Tensor) -> None:
         if self.scale.numel() == 0:

@@ -1,5 +1,7 @@
 """Integers, ONNX files and their agreement, on small networks."""
 
+import copy
+import pickle
 import sys
 from collections import Counter
 from pathlib import Path
@@ -12,6 +14,7 @@ from torch import nn
 
 import qat
 from qat.deploy.runtime import predict, session
+from qat.deploy.verify import verify_trained
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
 from small_networks import Residual, randomize
@@ -307,6 +310,10 @@ def test_a_layer_called_twice_has_the_bias_of_each_input(tmp_path):
     converted = qat.convert(prepared)
     scale = converted.get_submodule("quantizers.last").scale
     assert ((converted(x) - prepared(x)).abs() <= 1.001 * scale).all()
+    # The simulation rounds the bias for each input too, through copies, pickles and changes of strategy.
+    for network in (prepared, copy.deepcopy(prepared), pickle.loads(pickle.dumps(prepared)), qat.refold(prepared, "bn_correction")):
+        report = verify_trained(network, converted, [x])
+        assert report.max_lsb <= 1 and report.identical >= 0.999
     assert qat.verify(converted, qat.export_onnx(converted, (x,), tmp_path / "m.onnx"), [x]).max_lsb <= 1
 
 
@@ -322,3 +329,28 @@ def test_errors_are_one_line(tmp_path):
         with pytest.raises(qat.QATError, match=words):
             call()
     assert not (tmp_path / "n.onnx").exists()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_one_layer_called_three_times(bits, tmp_path):
+    shared = nn.Conv2d(4, 4, 1)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), shared, nn.ReLU(), shared, nn.ReLU(), shared)
+    prepared = calibrated(model, weight=qat.QuantSpec(bits=bits))
+    converted = qat.convert(prepared)
+    report = verify_trained(prepared, converted, [X])
+    assert report.max_lsb <= 1 and report.identical >= 0.999, str(report)
+    assert not any("next_inputs" in name for name, _ in converted.named_modules())
+    assert not any("next_inputs" in key for key in prepared.state_dict() if prepared.state_dict()[key].numel())
+
+
+def test_a_runtime_compared_step_by_step(tmp_path):
+    """Every tensor from the integers before it: a difference stays where it arises, also in the file without optimisations."""
+    converted = qat.convert(calibrated(Residual(nn.SiLU)))
+    path = qat.export_onnx(converted, (X,), tmp_path / "m.onnx")
+    for runtime in ("onnxruntime", "onnxruntime_unoptimized"):
+        report = qat.verify(converted, path, [X, X[:3]], runtime, stepwise=True)
+        assert report.max_lsb <= 1 and report.identical >= 0.999
+    converted.get_submodule("conv1").bias += 50
+    report = qat.verify(converted, path, [X], stepwise=True)
+    assert {row.name for row in report.tensors if row.max_lsb} == {"quantizers.act"}
+    assert {row.name for row in qat.verify(converted, path, [X]).tensors if row.max_lsb} >= {"quantizers.act", "quantizers.conv2"}

@@ -129,6 +129,23 @@ def test_fixed_point_rounds_half_to_even():
     assert got.tolist() == [-2, 0, 0, 2, 2]
 
 
+def test_activations_of_quantized_tensors_are_tables():
+    class Activations(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.pool, self.act, self.slope = nn.MaxPool2d(2), nn.Hardswish(), nn.PReLU(3)
+            nn.init.uniform_(self.slope.weight, -1, 1)
+
+        def forward(self, x):
+            return torch.sigmoid(x) * self.act(self.pool(x)).repeat(1, 1, 2, 2) + self.slope(x) + F.gelu(x)
+
+    converted = agree(Activations(), X, "fixed")
+    reference = IntegerReference(converted, "fixed")
+    reference.run_codes(X)
+    assert reference.float_nodes == []
+    assert reference.float_activations == ["slope"]
+
+
 def test_a_layer_norm_is_said_to_be_float():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.ReLU())
     converted = agree(model, X, "float")

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from qat.errors import QATError
 from qat.quant import RANGES, FakeQuantizer, QuantSpec
 
 SPECS = [QuantSpec(4), QuantSpec(4, False), QuantSpec(4, per_channel=False), QuantSpec(4, False, False)]
@@ -67,7 +68,7 @@ def test_loading_into_a_parent_resizes_parameters_in_place():
 def test_per_channel_state_does_not_fit_a_per_tensor_quantizer():
     source = FakeQuantizer(QuantSpec(4))
     source(normal(7, 5))
-    with pytest.raises(RuntimeError, match="size mismatch"):
+    with pytest.raises(QATError, match="per_channel=True"):
         FakeQuantizer(QuantSpec(4, per_channel=False)).load_state_dict(source.state_dict())
 
 
@@ -159,6 +160,12 @@ def test_frozen_quantizer_compiles_to_one_graph(spec, name):
         assert torch.equal(x.grad, y.grad)
 
 
-def test_extra_state_is_plain():
-    extra = FakeQuantizer(QuantSpec()).get_extra_state()
-    assert type(extra) is dict and all(type(v) is bool for v in extra.values())
+def test_a_state_dict_holds_tensors_alone():
+    assert all(isinstance(value, torch.Tensor) for value in FakeQuantizer(QuantSpec()).state_dict().values())
+
+
+@pytest.mark.parametrize("other", [QuantSpec(bits=4), QuantSpec(symmetric=False), QuantSpec(narrow=False), QuantSpec(power_of_two=True)])
+def test_the_state_of_another_grid_is_refused(other):
+    mine, theirs = FakeQuantizer(QuantSpec(per_channel=False)), FakeQuantizer(other)
+    with pytest.raises(QATError, match="the state of a QuantSpec"):
+        mine.load_state_dict(theirs.state_dict())
