@@ -40,7 +40,7 @@ _SIZES = {
     "timm:swiftformer_xs": 224,
     "timm:fastvit_t8": 128,
     "timm:tresnet_m": 128,
-    "torchvision:inception_v3": 128,
+    "torchvision:inception_v3": 299,
 }
 
 

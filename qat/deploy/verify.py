@@ -93,7 +93,7 @@ def verify(
         inputs = inputs_of(converted, batch)
         given = _codes(converted, grids, batch) if stepwise else {}
         if not opened:
-            _read_activations_from_inputs(model, given)
+            _read_activations_from_inputs(model, given, len(inputs[0]))
             opened.append(open_file(model.SerializeToString(), runtime))
         return dict(zip(names, map(torch.from_numpy, opened[0]((*inputs, *given.values()))), strict=True))
 
@@ -231,12 +231,13 @@ def _add_activations_as_outputs(model: onnx.ModelProto, path: Path, names: list[
         model.graph.output.append(onnx.helper.make_tensor_value_info(name, kinds[types[name].input[2]], None))
 
 
-def _read_activations_from_inputs(model: onnx.ModelProto, given: dict[str, Tensor]) -> None:
+def _read_activations_from_inputs(model: onnx.ModelProto, given: dict[str, Tensor], batch: int) -> None:
     """Make every reader of these tensors read an input of the file instead, in this order behind the inputs it has."""
     kinds = {torch.int8: onnx.TensorProto.INT8, torch.uint8: onnx.TensorProto.UINT8}
     for name, codes in given.items():
         new = f"{name}.given"
-        model.graph.input.append(onnx.helper.make_tensor_value_info(new, kinds[codes.dtype], list(codes.shape)))
+        shape = ["batch" if i == 0 and size == batch else size for i, size in enumerate(codes.shape)]
+        model.graph.input.append(onnx.helper.make_tensor_value_info(new, kinds[codes.dtype], shape))
         for node in model.graph.node:
             node.input[:] = [new if x == name else x for x in node.input]
 
