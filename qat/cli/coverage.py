@@ -21,8 +21,10 @@ from typing import Any
 
 from rich.progress import Progress
 
+from qat.choose import check_name
 from qat.cli.command import FAILED, OK, guarded, positive
 from qat.cli.coverage_models import MODELS, input_size
+from qat.errors import ConfigError
 
 CLASSES = 10
 BATCH = 4
@@ -52,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def cover(arguments: argparse.Namespace) -> int:
-    names = arguments.names or MODELS
+    names = [known(name) for name in arguments.names] or MODELS
     with Progress() as progress, ThreadPoolExecutor(positive("--processes", arguments.processes)) as pool:
         bar = progress.add_task("networks", total=len(names))
         rows = []
@@ -67,6 +69,23 @@ def cover(arguments: argparse.Namespace) -> int:
         (arguments.output / "coverage.json").write_text(json.dumps(rows, indent=1) + "\n")
         (arguments.output / "coverage.md").write_text(as_markdown(rows, passed))
     return OK if passed == len(rows) else FAILED
+
+
+def known(name: str) -> str:
+    """The name itself, when its source has such a network.
+
+    Raises:
+        ConfigError: another form than SOURCE:MODEL, or an unknown network.
+    """
+    import timm
+    import torchvision
+
+    listed = {"timm": timm.list_models, "torchvision": torchvision.models.list_models}
+    source, _, model = name.partition(":")
+    if source not in listed:
+        raise ConfigError("NAME", repr(name), "timm:MODEL or torchvision:MODEL", f"Write for example timm:{name}.")
+    check_name("NAME", model, listed[source]())
+    return name
 
 
 def apart(name: str) -> dict[str, Any]:

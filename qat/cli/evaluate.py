@@ -43,6 +43,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
     notes = read_notes(path)
     data = data_for(arguments, run, notes)
     check_classes(path, data, notes)
+    trained_for = notes.get("qat.target", "no target")
+    if arguments.runtime == "openvino" and trained_for != "openvino":
+        print(f"note: {path} is for {trained_for}; OpenVINO computes some networks otherwise, train with target=openvino")
     network, told = run.float_network() if run else (None, "")
     counts, seconds = count(open_file(path, arguments.runtime), network, data)
     total = counts["pictures"]

@@ -7,6 +7,7 @@ single sum half-way between two codes, that goes the other way, would grow.
 import argparse
 import math
 from itertools import islice
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -15,6 +16,7 @@ import qat
 from qat.cli.command import FAILED, OK, guarded, positive
 from qat.deploy.reference import MULTIPLIERS
 from qat.deploy.runtime import RUNTIMES, predict
+from qat.deploy.targets import check_target
 from qat.deploy.verify import ParityReport, signal_to_noise, verify_integers, verify_trained
 from qat.errors import ConfigError
 from qat.train.finished_run import open_run
@@ -39,6 +41,7 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("run", metavar="RUN_DIR", help="folder of a finished run")
     parser.add_argument("--against", default="onnxruntime", choices=[*RUNTIMES, *_INTEGERS, *_TRAINED], help=known)
     parser.add_argument("--pictures", type=int, default=256, help="test pictures to compare on, rounded up to batches of 32 (%(default)s)")
+    parser.add_argument("--file", type=Path, help="another file of the same run, as scripts/export.py writes them (RUN_DIR/model.onnx)")
     parser.add_argument("--stepwise", action="store_true", help="compute each tensor from convert()'s integers before it (onnxruntime)")
     parser.add_argument("--max-lsb", type=int, default=1, help="largest difference allowed (%(default)s)")
     parser.add_argument("--identical", type=float, default=0.999, help="least share of identical integers (%(default)s)")
@@ -55,20 +58,25 @@ def verify_run(arguments: argparse.Namespace) -> int:
     pictures = [images for images, _ in islice(loader, math.ceil(arguments.pictures / 32))]
     network = run.network()
     converted = qat.convert(network)
+    file = arguments.file or run.onnx
+    if arguments.against == "openvino":
+        check_target(converted, "openvino")
     if arguments.against in _INTEGERS:
         report = verify_integers(converted, pictures, arguments.against.removeprefix("integers_"), stepwise=True)
     elif arguments.against in _TRAINED:
         report = verify_trained(network, converted, pictures, stepwise=True)
     else:
-        report = qat.verify(converted, run.onnx, pictures, arguments.against, arguments.stepwise)
-        answers = zip(predict(run.onnx, pictures, arguments.against), pictures)
+        report = qat.verify(converted, file, pictures, arguments.against, arguments.stepwise)
+        answers = zip(predict(file, pictures, arguments.against), pictures)
         agreeing = sum(int((logits.argmax(1) == converted(images).argmax(1)).sum()) for logits, images in answers)
         print(f"the same answer as convert() for {agreeing} of {sum(map(len, pictures))} pictures")
     print_report(report, signal_to_noise(network, converted, pictures))
     first = next((row for row in report.tensors if row.max_lsb > arguments.max_lsb or row.identical < arguments.identical), None)
     told = f"{arguments.against} against convert() on {sum(map(len, pictures))} test pictures"
     if first is None:
-        print(f"{told}: within {arguments.max_lsb} LSB and {arguments.identical:.4%} identical at every tensor")
+        least = min(row.identical for row in report.tensors)
+        bounds = f"bounds {arguments.max_lsb} LSB, {arguments.identical:.4%}"
+        print(f"{told}: at most {report.max_lsb} LSB, at least {least:.4%} identical at every tensor ({bounds})")
         return OK
     print(f"{told}: first diverges at {first.name}: {first.max_lsb} LSB, {first.identical:.4%} identical")
     return FAILED

@@ -29,12 +29,11 @@ def check_target(converted: fx.GraphModule, target: str | None) -> str:
     target = check_name("target", fallback if target is None else target, TARGETS)
     symmetric = all(m.spec.symmetric for m in converted.modules() if isinstance(m, QuantizeDequantize))
     half_way = not symmetric and (own is None or TARGETS[own].rounds_as_onnx)
-    # A network trained for no target in particular may run without VNNI under the session option: that is a risk, not an error.
-    problem = TARGETS[target].problem(0 if own is None else bits, symmetric, _rounds_sums(converted), half_way)
+    problem = TARGETS[target].problem(bits, symmetric, _rounds_sums(converted), half_way)
     if problem is not None:
         trained = f"a network trained for {own}" if own else "a network"
         found, expected = problem
-        todo = f"Train it with target={target}, or export it for {fallback}."
+        todo = f"Train it with target={target} (QATConfig.for_target('{target}')), or export it for {fallback}."
         raise QATError(f"target '{target}'", f"{trained} with {found}", expected, todo)
     return target
 

@@ -40,8 +40,10 @@ def inputs_of(graph: fx.GraphModule, batch: Any) -> tuple[Any, ...]:
         QATError: another number of inputs than the network has.
     """
     inputs = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
-    wanted = sum(node.op == "placeholder" for node in graph.graph.nodes)
-    if len(inputs) != wanted:
+    places = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    # A placeholder's argument is its default.
+    wanted = sum(not node.args for node in places)
+    if not wanted <= len(inputs) <= len(places):
         found = f"a batch of {len(inputs)} items for a network of {wanted} input{'s' * (wanted != 1)}"
         raise QATError("batches", found, "inputs without labels", "Pass (images for images, _ in loader).")
     return inputs

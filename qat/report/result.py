@@ -29,7 +29,7 @@ def read_result(run_dir: Path) -> dict[str, Any]:
     path = Path(run_dir) / NAME
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(str(run_dir), f"no {NAME}", "the folder of a finished run", "Give a folder under runs/.") from error
     except (OSError, ValueError) as error:
         raise ConfigError(str(path), f"a file that cannot be read ({error})", "the result of a run", "Run it again.") from error

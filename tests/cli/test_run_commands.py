@@ -48,7 +48,7 @@ def test_verify_says_that_the_file_computes_what_was_trained(here, capsys, again
     said = capsys.readouterr().out
     if against == "onnxruntime":
         assert "the same answer as convert() for 64 of 64 pictures" in said
-    assert f"within {bound} LSB" in said and "SQNR" in said and "quantizers." in said
+    assert f"(bounds {bound} LSB" in said and "identical at every tensor" in said and "SQNR" in said and "quantizers." in said
 
 
 def test_verify_names_the_first_tensor_that_diverges(here, capsys, tmp_path):
@@ -88,6 +88,8 @@ def test_export_for_another_target(here, capsys, tmp_path):
     output = tmp_path / "again.onnx"
     assert export.main([str(here), "--target", "integer_only", "--output", str(output)]) == 0
     assert {p.key: p.value for p in onnx.load(output).metadata_props}["qat.target"] == "integer_only"
+    assert verify.main([str(here), "--pictures", "32", "--file", str(output), "--max-lsb", "0"]) == 0
+    capsys.readouterr()
     assert export.main([str(here), "--target", "openvino", "--output", str(tmp_path / "v.onnx")]) == 2
     assert "half-way" in capsys.readouterr().err
     assert export.main([str(here), "--target", "tensorrt", "--output", str(tmp_path / "t.onnx")]) == 2
@@ -108,6 +110,8 @@ def test_export_for_another_target(here, capsys, tmp_path):
         (verify, ["{run}", "--identical", "nan"], "bounds"),
         (verify, ["{run}", "--max-lsb", "-1"], "bounds"),
         (verify, ["gone"], "no such file"),
+        (verify, ["{run}", "--against", "openvino"], "half-way"),
+        (verify, ["{run}/model.onnx"], "the folder of a finished run"),
         (verify, ["damaged"], "best.ckpt"),
         (export, ["unread"], "config.yaml"),
         (evaluate, ["{run}", "--batch-size", "0"], "--batch-size"),

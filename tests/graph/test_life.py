@@ -28,3 +28,24 @@ def test_averages_of_weights(average, config):
     y = ema.module.eval()(X)
     assert torch.isfinite(y).all()
     assert qat.convert(ema.module)(X).shape == y.shape
+
+
+class Optional(torch.nn.Module):
+    """An input that is mostly left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 1)
+
+    def forward(self, x, scale=None):
+        return self.conv(x)
+
+
+def test_inputs_with_a_default_may_be_left_out(tmp_path):
+    prepared = qat.prepare(Optional(), (X,))
+    qat.calibrate(prepared, [X])
+    converted = qat.convert(prepared)
+    path = qat.export_onnx(converted, (X,), tmp_path / "m.onnx")
+    assert qat.verify(converted, path, [X]).max_lsb == 0
+    with pytest.raises(qat.QATError, match="3 items for a network of 1 input"):
+        qat.calibrate(prepared, [(X, X, X)])
