@@ -15,7 +15,6 @@ def main(argv: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (add_infer,):
-        add(commands).add_argument("--output", type=Path, help="folder for the JSON file and the plot (printed only)")
+    add_infer(commands).add_argument("--output", type=Path, help="folder for the JSON file and the plot (printed only)")
     arguments = parser.parse_args(argv)
     return guarded(lambda: arguments.run(arguments))

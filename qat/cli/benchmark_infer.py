@@ -17,14 +17,13 @@ from typing import Any
 import onnx
 import timm
 import torch
-from rich.console import Console
 from rich.table import Table
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 import qat
 from qat.choose import check_name
-from qat.cli.command import positive
+from qat.cli.command import OK, positive, print_wide
 from qat.cli.environment import environment
 from qat.deploy.latency import Spread, interleaved, ratio
 from qat.deploy.runtime import feed, session
@@ -69,7 +68,7 @@ def run_infer(arguments: argparse.Namespace) -> int:
             print_rows([row for row in rows if row["model"] == name and row["batch"] == batch])
     if arguments.output:
         write(arguments, rows)
-    return 0
+    return OK
 
 
 def measure(name: str, batch: int, size: int, rounds: int, threads: int) -> list[dict[str, Any]]:
@@ -165,8 +164,7 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
             f"{row['ratio_median']:.3f}",
             f"{row['ratio_low']:.3f}-{row['ratio_high']:.3f}",
         )
-    console = Console()
-    (console if console.is_terminal else Console(width=160)).print(table)
+    print_wide(table, 160)
 
 
 def write(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:

@@ -2,6 +2,9 @@
 
 import sys
 from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
 
 from qat.errors import ConfigError, QATError
 
@@ -17,6 +20,12 @@ def positive(where: str, value: str | int) -> int:
     if not str(value).isdecimal() or int(value) < 1:
         raise ConfigError(where, repr(value), "a whole number from 1 on", f"Write {where} 1.")
     return int(value)
+
+
+def print_wide(table: Any, width: int) -> None:
+    """Print a table; where there is no terminal, whose width it would have to keep to, in `width` columns."""
+    console = Console()
+    (console if console.is_terminal else Console(width=width)).print(table)
 
 
 def guarded(run: Callable[[], int]) -> int:

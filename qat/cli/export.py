@@ -42,6 +42,8 @@ def export_run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--output", f"{output}", "a file in a folder that exists", f"Make {output.parent} first.")
     data = run.data()
     example = torch.zeros(1, *data.input_shape)
-    qat.export_onnx(qat.convert(run.network()), (example,), output, target=target, notes=notes_of(run.config, data), int4=arguments.int4)
+    qat.export_onnx(
+        qat.convert(run.network(data)), (example,), output, target=target, notes=notes_of(run.config, data), int4=arguments.int4
+    )
     print(f"{output}: {output.stat().st_size / 1e6:.2f} MB for {target}; check it with scripts/verify.py {run.folder} --file {output}")
     return 0

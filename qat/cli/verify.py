@@ -9,11 +9,10 @@ import math
 from itertools import islice
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 import qat
-from qat.cli.command import FAILED, OK, guarded, positive
+from qat.cli.command import FAILED, OK, guarded, positive, print_wide
 from qat.deploy.reference import MULTIPLIERS
 from qat.deploy.runtime import RUNTIMES, predict
 from qat.deploy.targets import check_target
@@ -54,9 +53,9 @@ def verify_run(arguments: argparse.Namespace) -> int:
         found = f"--max-lsb {arguments.max_lsb} --identical {arguments.identical}"
         raise ConfigError("bounds", found, "LSB from 0 on, a share from 0 to 1", "Leave them out for 1 and 0.999.")
     run = open_run(arguments.run)
-    loader = run.data(eval_batch_size=32).test_dataloader()
-    pictures = [images for images, _ in islice(loader, math.ceil(arguments.pictures / 32))]
-    network = run.network()
+    data = run.data(eval_batch_size=32)
+    pictures = [images for images, _ in islice(data.test_dataloader(), math.ceil(arguments.pictures / 32))]
+    network = run.network(data)
     converted = qat.convert(network)
     file = arguments.file or run.onnx
     if arguments.against == "openvino":
@@ -90,5 +89,4 @@ def print_report(report: ParityReport, decibels: dict[str, float]) -> None:
     for row in report.tensors:
         table.add_row(row.name, f"{row.identical:.6f}", str(row.max_lsb), f"{decibels[row.name]:.1f}" if row.name in decibels else "-")
     table.add_row("all", f"{report.identical:.6f}", str(report.max_lsb), "")
-    console = Console()
-    (console if console.is_terminal else Console(width=160)).print(table)
+    print_wide(table, 160)

@@ -31,12 +31,12 @@ def convert(prepared: QuantGraph) -> QuantGraph:
     Raises:
         QATError: not a prepared network, or an activation quantizer that has seen no data.
     """
-    if not isinstance(prepared, QuantGraph) or not (prepared.meta.get("converted") or has_quantizers(prepared)):
+    if isinstance(prepared, QuantGraph) and prepared.meta.get("converted"):
+        raise QATError("convert", "a network that is converted already", "a network from qat.prepare", "Convert the prepared network once.")
+    if not isinstance(prepared, QuantGraph) or not any(isinstance(m, FakeQuantizer) for m in prepared.modules()):
         raise QATError(
             "convert", type(prepared).__name__, "a network from qat.prepare", "Call qat.prepare and qat.calibrate or train first."
         )
-    if prepared.meta.get("converted"):
-        raise QATError("convert", "a network that is converted already", "a network from qat.prepare", "Convert the prepared network once.")
     graph = copy.deepcopy(prepared).eval().cpu()
     remove_next_inputs(graph)
     _one_module_a_call(graph)
@@ -50,10 +50,6 @@ def convert(prepared: QuantGraph) -> QuantGraph:
     graph.meta = {**prepared.meta, "converted": True}
     graph.recompile()
     return graph.eval()
-
-
-def has_quantizers(network: nn.Module) -> bool:
-    return any(isinstance(m, FakeQuantizer) for m in network.modules())
 
 
 def _one_module_a_call(graph: fx.GraphModule) -> None:
@@ -160,7 +156,7 @@ def _integer_layer(layer: FoldedConvBN, node: fx.Node, modules: dict[str, nn.Mod
     if not bool(torch.isfinite(bias).all() and torch.isfinite(layer.weight_to_quantize()).all()):
         raise QATError(name, "NaN or Inf in its weights or statistics", "finite ones", "Look at the training that made them.")
     if grid is not None:
-        short = too_large(bias, layer.weight_codes()[1], grid.scale).nonzero().flatten().tolist()
+        short = too_large(bias, layer.weight_codes()[1] * grid.scale).nonzero().flatten().tolist()
         if short:
             warnings.warn(f"{name}: the int32 bias of channels {short} overflows at their scale; the weight scale was raised", stacklevel=3)
     return IntegerLayer(layer.conv, codes, scale, bias, grid, _grid_ahead(node, modules), layer.weight_quantizer.spec.bits, name)

@@ -83,8 +83,7 @@ def integer_binary(node: fx.Node, output: QuantizeDequantize | None, modules: di
     operands = [n for n in node.args if isinstance(n, fx.Node)]
     if kind is None or output is None or output.clip is not None or len(node.args) != 2 or len(operands) != 2:
         return None
-    grids = [module_of(n, modules) for n in operands]
-    left, right = grids
+    left, right = (module_of(n, modules) for n in operands)
     if not isinstance(left, QuantizeDequantize) or not isinstance(right, QuantizeDequantize):
         return None
     if any(n.all_input_nodes[0].op == "get_attr" for n in operands) or len({g.zero_point.dtype for g in (left, right, output)}) > 1:

@@ -51,7 +51,7 @@ def export_onnx(
     The output of each activation's QuantizeLinear is named after its quantizer, so that `verify` can compare tensor by tensor.
 
     Args:
-        target: key of `qat.targets.TARGETS`; None for the one the network was prepared for, else ort_x86.
+        target: key of `qat.targets.TARGETS`; None for the one `check_target` finds.
         notes: more metadata of the file.
         int4: store weights of 4 bits or fewer as ONNX INT4, in half the space. onnxruntime then computes their layers in float (to the
             same integers), so that a file of int8 is the faster one.

@@ -60,8 +60,8 @@ def _rounds_sums(converted: fx.GraphModule) -> bool:
 
 
 def saturation_risk(layers: Iterable[IntegerLayer]) -> list[str]:
-    """Layers with a weight code beyond 7 bits.
+    """Layers with weights of more than 7 bits.
 
-    x86 without VNNI adds pairs of u8 x s8 products in saturating int16: 2 * 255 * 64 still fits, 2 * 255 * 127 does not.
+    x86 without VNNI adds pairs of u8 x s8 products in saturating int16: 2 * 255 * 63 still fits, 2 * 255 * 127 does not.
     """
-    return [layer.name for layer in layers if int(layer.codes.int().abs().max()) > 64]
+    return [layer.name for layer in layers if _bits(layer.codes) > TARGETS["ort_x86"].weight_bits]

@@ -21,8 +21,7 @@ from qat.deploy.modules import QuantizeDequantize
 from qat.deploy.reference import IntegerReference
 from qat.deploy.runtime import RUNTIMES, Run, open_file, read_file
 from qat.errors import QATError
-from qat.graph.lifecycle import set_fake_quant
-from qat.graph.place import QUANTIZERS
+from qat.graph.lifecycle import activation_quantizers, set_fake_quant
 from qat.graph.prepared import QuantGraph, each_batch, inputs_of
 from qat.quant import FakeQuantizer
 
@@ -131,7 +130,7 @@ def verify_trained(prepared: QuantGraph, converted: fx.GraphModule, batches: Ite
     if not all(m.enabled for m in prepared.modules() if isinstance(m, FakeQuantizer)):
         raise QATError("verify_trained", "fake quantization switched off", "a network that quantizes", "Call qat.set_fake_quant(prepared).")
     network = copy.deepcopy(prepared).eval().cpu()
-    quantizers = {name: m for name, m in network.named_modules() if isinstance(m, FakeQuantizer) and name.startswith(QUANTIZERS)}
+    quantizers = activation_quantizers(network)
     grids = {name: grid for name, grid in _grids(converted).items() if name in quantizers}
 
     def run(batch: Any) -> dict[str, Tensor]:
@@ -177,7 +176,7 @@ def signal_to_noise(prepared: QuantGraph, converted: fx.GraphModule, batches: It
     """
     network = copy.deepcopy(prepared).eval().cpu()
     set_fake_quant(network, weights=False, activations=False)
-    quantizers = {name: m for name, m in network.named_modules() if isinstance(m, FakeQuantizer) and name.startswith(QUANTIZERS)}
+    quantizers = activation_quantizers(network)
     grids = {name: m for name, m in converted.named_modules() if name in quantizers}
     if not grids:
         raise QATError("signal_to_noise", "networks without a common quantizer", "a prepared network and its converted one", "Pass both.")

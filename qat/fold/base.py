@@ -115,7 +115,7 @@ class FoldedConvBN(nn.Module):
         """
         bias = self._folded_bias()
         codes, scale = self.weight_codes()
-        if input_scale is not None and bool(too_large(bias, scale, input_scale).any()):
+        if input_scale is not None and bool(too_large(bias, scale * input_scale).any()):
             codes, scale = leave_room(codes, scale, bias, input_scale, self.weight_quantizer.spec)
         return codes, scale, bias
 
@@ -270,9 +270,9 @@ class FoldedConvBN(nn.Module):
     @torch.no_grad()
     def _with_room(self, weight: Tensor, bias: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """The weight and s_x s_w as shipped where a bias does not fit int32 (then without gradient), as they are elsewhere."""
-        input_scale = cast(FakeQuantizer, self.input_quantizer).current_scale()
-        if not bool(too_large(bias, self.weight_scale(), input_scale).any()):
+        if not bool(too_large(bias, scale).any()):
             return weight, scale
+        input_scale = cast(FakeQuantizer, self.input_quantizer).current_scale()
         codes, raised, _ = self.integer(input_scale)
         return native(codes * along(raised, codes, 0), self.conv).to(weight.dtype), raised * input_scale
 

@@ -19,9 +19,9 @@ def bias_codes(bias: Tensor, scale: Tensor) -> Tensor:
     return (bias.double() / scale.double()).round().clamp(-LARGEST_CODE, LARGEST_CODE).to(torch.int32)
 
 
-def too_large(bias: Tensor, scale: Tensor, input_scale: Tensor) -> Tensor:
-    """Channels (C_out) whose bias does not fit beside the sums at the weight scale () or (C_out); their filters are nearly dead."""
-    return _needed(bias, input_scale) > scale.double()
+def too_large(bias: Tensor, scale: Tensor) -> Tensor:
+    """Channels (C_out) whose bias does not fit beside the sums at the scale s_x s_w, () or (C_out); their filters are nearly dead."""
+    return bias.abs().double() > scale.double() * LARGEST_CODE
 
 
 def leave_room(codes: Tensor, scale: Tensor, bias: Tensor, input_scale: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
@@ -29,17 +29,13 @@ def leave_room(codes: Tensor, scale: Tensor, bias: Tensor, input_scale: Tensor, 
 
     One scale for all channels rises for all of them.
     """
-    needed = _needed(bias, input_scale)
+    needed = bias.abs().double() / (input_scale.double() * LARGEST_CODE)
     raised = (needed if scale.ndim else needed.max()) * (1 + 1e-6)
     if spec.power_of_two:
         raised = torch.exp2(raised.log2().ceil())
     raised = torch.maximum(scale.double(), raised)
     ratio = along(scale.double() / raised, codes, 0)
     return (codes.double() * ratio).round().to(codes.dtype), raised.to(scale.dtype)
-
-
-def _needed(bias: Tensor, input_scale: Tensor) -> Tensor:
-    return bias.abs().double() / (input_scale.double() * LARGEST_CODE)
 
 
 def round_bias(bias: Tensor, scale: Tensor) -> Tensor:

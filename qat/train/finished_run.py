@@ -51,13 +51,16 @@ class FinishedRun:
                 return path
         raise ConfigError(str(self.folder), "no checkpoints/best.ckpt or last.ckpt", "the checkpoints of the run", "Run it again.")
 
-    def network(self) -> Any:
+    def network(self, data: ImageData) -> Any:
         """The trained network with fake quantizers, as it was converted.
+
+        Args:
+            data: of this run.
 
         Raises:
             ConfigError: a checkpoint that cannot be read.
         """
-        data, path = self.data(), self.checkpoint
+        path = self.checkpoint
         try:
             return shipped_module(path, self.config, data).network.eval()
         except QATError:
@@ -79,7 +82,7 @@ class FinishedRun:
                 network = build_model({**model, "checkpoint": None}, classes, channels)
                 network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["state_dict"])
                 return network.eval(), told
-        network = self.network()
+        network = self.network(self.data())
         qat.set_fake_quant(network, weights=False, activations=False)
         return network, "the trained network without quantization"
 

@@ -62,7 +62,7 @@ def test_verify_names_the_first_tensor_that_diverges(here, capsys, tmp_path):
     onnx.save(model, tmp_path / "model.onnx")
     assert verify.main([str(tmp_path), "--pictures", "32"]) == 1
     said = capsys.readouterr().out
-    reader = next(n for n in qat.convert(open_run(here).network()).graph.nodes if str(n.target) == layer)
+    reader = next(n for n in qat.convert(open_run(here).network(open_run(here).data())).graph.nodes if str(n.target) == layer)
     while not str(reader.target).startswith("quantizers."):
         reader = next(iter(reader.users))
     assert f"first diverges at {reader.target}" in said

@@ -60,10 +60,11 @@ def test_verify(networks, tmp_path):
     refused("an empty batch", lambda: verify_integers(converted, [X[:0]]))
     refused("no batches", lambda: verify_trained(prepared, converted, []))
     refused("no batches", lambda: signal_to_noise(prepared, converted, []))
-    refused("common quantizer", lambda: signal_to_noise(converted, converted, [X]))
+    refused("no activation quantizers", lambda: signal_to_noise(converted, converted, [X]))
     refused("inputs that it takes", lambda: qat.verify(converted, path, [X.double()]))
     other = qat.prepare(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()), (X,))
     qat.calibrate(other, [X])
+    refused("common quantizer", lambda: signal_to_noise(prepared, nn.Identity(), [X]))
     refused("the file written from this network", lambda: qat.verify(qat.convert(other), path, [X]))
 
 

@@ -13,13 +13,13 @@ CODES = torch.tensor([[100, -3], [127, 1], [5, 5]])
 
 def test_one_scale_a_channel_rises_where_it_must():
     scale = torch.tensor([1e-3, 1e-9, 1e-3])
-    assert too_large(BIAS, scale, X_SCALE).tolist() == [False, True, False]
+    assert too_large(BIAS, scale * X_SCALE).tolist() == [False, True, False]
     codes, raised = leave_room(CODES, scale, BIAS, X_SCALE, QuantSpec())
     needed = 50.0 / (0.01 * LARGEST_CODE)
     assert raised.tolist() == pytest.approx([1e-3, needed, 1e-3], rel=1e-5) and float(raised[1]) >= needed
     assert codes.tolist() == [[100, -3], [round(127 * 1e-9 / needed), 0], [5, 5]]
     assert bias_codes(BIAS, raised * X_SCALE).abs().max() <= LARGEST_CODE
-    assert not too_large(BIAS, raised, X_SCALE).any()
+    assert not too_large(BIAS, raised * X_SCALE).any()
 
 
 def test_one_scale_for_all_rises_for_all():
