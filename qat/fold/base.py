@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from qat.errors import QATError
-from qat.fold.arithmetic import corrected, fold_bias, fold_weight, native, out_first, sigma
+from qat.fold.arithmetic import at_least_float32, corrected, fold_bias, fold_weight, native, out_first, sigma
 from qat.fold.convolution import convolve, is_plain
 from qat.fold.foldable import FROZEN_NORMS, check_foldable
 from qat.fold.probe import adds_bias
-from qat.fold.statistics import Count, Pool, batch_statistics, move_running, write_pooled
+from qat.fold.statistics import Count, Pool, move_running, write_pooled
+from qat.fold.straight_through import StraightThroughFold
+from qat.fold.two_passes import TwoPasses
 from qat.quant import FakeQuantizer
 from qat.quant.affine import along
 from qat.quant.bias import leave_room, round_bias, too_large
@@ -101,7 +103,8 @@ class FoldedConvBN(nn.Module):
 
     def quantized(self) -> tuple[Tensor, Tensor]:
         """(fake-quantized weight in the layer's own layout, bias (C_out)): what inference convolves with; differentiable."""
-        return native(self._quantize(self.weight_to_quantize()), self.conv), self._folded_bias()
+        weight = self._folded_quantized() if self.clips_nothing and self.keeps_bn else self.quantize_weight(self.weight_to_quantize())
+        return native(weight, self.conv), self._folded_bias()
 
     @torch.no_grad()
     def integer(self, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -130,6 +133,10 @@ class FoldedConvBN(nn.Module):
         return quantizer.codes(weight), quantizer.qparams_for(weight)[0]
 
     def inference_forward(self, x: Tensor) -> Tensor:
+        return self.activation(self.integer_layer(x)[0])
+
+    def integer_layer(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(output of the quantized layer before its activation, the bias in it (C_out)), as inference computes them."""
         weight, bias = self.quantized()
         scale = self._bias_scale()
         if scale is not None:
@@ -137,7 +144,7 @@ class FoldedConvBN(nn.Module):
             if not self.training and not torch.compiler.is_compiling():
                 weight, scale = self._with_room(weight, bias, scale)
             bias = round_bias(bias, scale)
-        return self.activation(convolve(self.conv, x, weight, bias))
+        return convolve(self.conv, x, weight, bias), bias
 
     def training_forward(self, x: Tensor) -> Tensor:
         """The strategy: forward with the statistics alive, activation included. Side effects: `record`."""
@@ -145,16 +152,16 @@ class FoldedConvBN(nn.Module):
 
     def normalised_forward(self, x: Tensor) -> Tensor:
         """Quantized with the running statistics, normalised by those of the batch (`corrected`). Side effect: `record`."""
-        mean, var, count = self.statistics(x)
-        u = convolve(self.conv, x, native(self._quantize(self.weight_to_quantize()), self.conv), None)
+        passes = TwoPasses(self, x)
+        mean, var, count = passes.statistics()
+        u = passes.quantized(self.gamma, self.sigma)
         y = corrected(u, self.conv.bias, self.gamma, self.beta, mean, sigma(var, self.bn.eps), self.sigma)
         self.record(mean, var, count)
         return self.activation(y)
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Count]:
         """(mean with the layer's bias, biased variance, count) of the batch as the strategy sees it: here through the float layer."""
-        y = convolve(self.conv, x, self.conv.weight, self.conv.bias)
-        return batch_statistics(y, name=self.name, group=self._group)
+        return TwoPasses(self, x).statistics()
 
     def forward(self, x: Tensor) -> Tensor:
         if self._rank is not None and x.dim() != self._rank:
@@ -227,6 +234,11 @@ class FoldedConvBN(nn.Module):
             raise QATError(where, "weights on an asymmetric grid", "a symmetric one", "Use QuantSpec(symmetric=True) for weights.")
         return quantizer
 
+    @property
+    def clips_nothing(self) -> bool:
+        """Whether the gradient passes the weight quantizer everywhere."""
+        return self.weight_quantizer is None or (isinstance(self.weight_quantizer, FakeQuantizer) and self.weight_quantizer.clips_nothing)
+
     def extra_repr(self) -> str:
         return f"strategy={self.strategy}, frozen={self.frozen}"
 
@@ -245,8 +257,16 @@ class FoldedConvBN(nn.Module):
             # Reads the device once, here, so that no forward has to; a compiled one could not.
             _ = self.weight_quantizer.initialized
 
+    def _folded_quantized(self) -> Tensor:
+        """Q(s W), out-first, where Q clips nothing."""
+        weight, s = at_least_float32(out_first(self.conv.weight, self.conv)), at_least_float32(self.gamma) / self.sigma
+        with torch.no_grad():
+            quantized = self.quantize_weight(self.weight_to_quantize(), inplace=True)
+        return StraightThroughFold.apply(weight, s, quantized)
+
     @property
-    def _group(self) -> Any:
+    def group(self) -> Any:
+        """Process group of the statistics, None for the default one."""
         return getattr(self.bn, "process_group", None)
 
     def _folded_bias(self) -> Tensor:
@@ -276,8 +296,15 @@ class FoldedConvBN(nn.Module):
         codes, raised, _ = self.integer(input_scale)
         return native(codes * along(raised, codes, 0), self.conv).to(weight.dtype), raised * input_scale
 
-    def _quantize(self, weight_out_first: Tensor) -> Tensor:
-        return weight_out_first if self.weight_quantizer is None else self.weight_quantizer(weight_out_first)
+    def quantize_weight(self, weight_out_first: Tensor, inplace: bool = False) -> Tensor:
+        """
+        Args:
+            inplace: the weight has no gradient and may be overwritten.
+        """
+        if self.weight_quantizer is None:
+            return weight_out_first
+        options = {"inplace": True} if inplace and isinstance(self.weight_quantizer, FakeQuantizer) else {}
+        return self.weight_quantizer(weight_out_first, **options)
 
 
 def built_in_activation(bn: nn.Module | None) -> nn.Module:

@@ -46,12 +46,12 @@ class OutputNormalised(FoldedConvBN):
         raise NotImplementedError
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Count]:
-        return batch_statistics(self.unnormalised(x), name=self.name, group=self._group)
+        return batch_statistics(self.unnormalised(x), name=self.name, group=self.group)
 
     def training_forward(self, x: Tensor) -> Tensor:
         return self.normalised_forward(x)
 
     def normalised_forward(self, x: Tensor) -> Tensor:
-        y, mean, var, count = normalise(self.unnormalised(x), self.gamma, self.beta, self.bn.eps, self.name, self._group)
+        y, mean, var, count = normalise(self.unnormalised(x), self.gamma, self.beta, self.bn.eps, self.name, self.group)
         self.record(mean, var, count)
         return self.activation(y)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from qat.errors import QATError
-from qat.fold.arithmetic import at_least_float32, fold_bias, fold_weight, native, out_first
+from qat.fold.arithmetic import at_least_float32, fold_bias
 from qat.fold.arithmetic import sigma as sigma_of
 from qat.fold.base import FoldedConvBN
-from qat.fold.convolution import convolve
+from qat.fold.two_passes import TwoPasses
 
 
 @torch.no_grad()
@@ -44,12 +44,11 @@ class BatchRenorm(FoldedConvBN):
         self.r_max, self.d_max = r_max, d_max
 
     def training_forward(self, x: Tensor) -> Tensor:
-        conv, gamma = self.conv, at_least_float32(self.gamma)
-        mu_B, var_B, count = self.statistics(x)
+        gamma, passes = at_least_float32(self.gamma), TwoPasses(self, x)
+        mu_B, var_B, count = passes.statistics()
         sigma_B = sigma_of(var_B, self.bn.eps)
         r, d = correction(mu_B, sigma_B, self.bn.running_mean, self.sigma, self.r_max, self.d_max)
-        weight = fold_weight(out_first(conv.weight, conv), gamma * r, sigma_B)
-        bias = fold_bias(conv.bias, gamma * r, self.beta, mu_B, sigma_B) + gamma * d
-        y = convolve(conv, x, native(self._quantize(weight), conv), bias)
+        bias = fold_bias(self.conv.bias, gamma * r, self.beta, mu_B, sigma_B) + gamma * d
+        y = passes.quantized(gamma * r, sigma_B, bias)
         self.record(mu_B, var_B, count)
         return self.activation(y)

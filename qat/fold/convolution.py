@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -40,6 +41,25 @@ def convolve(conv: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
         values["bias"] = weight.new_zeros(out_channels(conv))
     y = functional_call(conv, values, (x,))
     return y if bias is None else y + (bias if isinstance(conv, nn.Linear) else bias.view([-1] + [1] * (weight.dim() - 2)))
+
+
+def gives_gradients(conv: nn.Module) -> bool:
+    """Whether `layer_gradients` knows this layer: torch's own forward with zero padding of given sizes."""
+    return is_plain(conv) and getattr(conv, "padding_mode", "zeros") == "zeros" and not isinstance(getattr(conv, "padding", 0), str)
+
+
+def layer_gradients(conv: Any, grad: Tensor, x: Tensor, weight: Tensor, of_weight: bool) -> Tensor:
+    """Gradient of conv(x, weight), (N, C_out, *), with respect to the weight (its own layout) or to x, in the type of that.
+
+    Autocast may have given the output another type than x and weight.
+    """
+    like = weight if of_weight else x
+    x, weight = x.to(grad.dtype), weight.to(grad.dtype)
+    if type(conv) is nn.Linear:
+        return (grad.T @ x if of_weight else grad @ weight).to(like.dtype)
+    places = (conv.stride, conv.padding, conv.dilation, conv.transposed, conv.output_padding, conv.groups)
+    both = torch.ops.aten.convolution_backward(grad, x, weight, None, *places, [not of_weight, of_weight, False])
+    return both[of_weight].to(like.dtype)
 
 
 def is_plain(conv: nn.Module) -> bool:

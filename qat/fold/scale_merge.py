@@ -53,7 +53,7 @@ class ScaleMerge(OutputNormalised):
         self.check_signs()
 
     def quantized(self) -> tuple[Tensor, Tensor]:
-        weight = self._quantize(self.weight_to_quantize())
+        weight = self.quantize_weight(self.weight_to_quantize())
         return native(weight * per_row(self._factor, weight), self.conv), self._folded_bias()
 
     def folded(self) -> tuple[Tensor, Tensor]:
@@ -82,7 +82,7 @@ class ScaleMerge(OutputNormalised):
         return at_least_float32(self.gamma) / self.sigma
 
     def unnormalised(self, x: Tensor) -> Tensor:
-        return convolve(self.conv, x, native(self._quantize(self.weight_to_quantize()), self.conv), self.conv.bias)
+        return convolve(self.conv, x, native(self.quantize_weight(self.weight_to_quantize()), self.conv), self.conv.bias)
 
     def check_signs(self) -> None:
         spec: Any = getattr(self.weight_quantizer, "spec", None)

@@ -17,17 +17,20 @@ from torch import Tensor
 from qat.fold.arithmetic import at_least_float32, native, out_first, per_row
 from qat.fold.batch_norm import OutputNormalised
 from qat.fold.convolution import convolve
+from qat.fold.straight_through import StraightThroughRescale
 
 
 def rescaled(weight: Tensor, quantized: Tensor, s: Tensor) -> Tensor:
-    """What from W and Q(s W), both out-first; s (C_out).
+    """What from W and Q(s W), both out-first; s (C_out)."""
+    dead, safe = _live(s)
+    return torch.where(per_row(dead, weight), weight, quantized / per_row(safe, weight))
 
-    A subnormal s counts as 0: its reciprocal is infinite.
-    """
+
+def _live(s: Tensor) -> tuple[Tensor, Tensor]:
+    """(where s counts as 0, s with 1 in these places). A subnormal s counts as 0: its reciprocal is infinite."""
     dead = s.abs() < torch.finfo(s.dtype).tiny
     # The unused branch of `where` must not divide by 0 either: its gradient would be 0 * inf.
-    safe = torch.where(dead, 1.0, s)
-    return torch.where(per_row(dead, weight), weight, quantized / per_row(safe, weight))
+    return dead, torch.where(dead, 1.0, s)
 
 
 class SinglePass(OutputNormalised):
@@ -38,5 +41,17 @@ class SinglePass(OutputNormalised):
             return convolve(self.conv, x, self.conv.weight, self.conv.bias)
         weight = at_least_float32(out_first(self.conv.weight, self.conv))
         s = at_least_float32(self.gamma) / self.sigma
-        what = rescaled(weight, self._quantize(self.weight_to_quantize()), s)
+        if self.clips_nothing:
+            what = self._rescaled_quantized(weight, s)
+        else:
+            what = rescaled(weight, self.quantize_weight(self.weight_to_quantize()), s)
         return convolve(self.conv, x, native(what, self.conv), self.conv.bias)
+
+    def _rescaled_quantized(self, weight: Tensor, s: Tensor) -> Tensor:
+        """`rescaled` where Q clips nothing."""
+        with torch.no_grad():
+            dead, divisor = _live(s)
+            what = self.quantize_weight(self.weight_to_quantize(), inplace=True).div_(per_row(divisor, weight))
+            # Where s counts as 0 so does Q(s W): adding W there costs less than choosing.
+            what.addcmul_(weight, per_row(dead.to(weight.dtype), weight))
+        return StraightThroughRescale.apply(weight, s, divisor, what)

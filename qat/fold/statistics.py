@@ -136,4 +136,5 @@ class _Moments(Function):
     def backward(ctx: Any, g_mean: Tensor, g_var: Tensor) -> tuple[Tensor, None]:
         y, mean = ctx.saved_tensors
         centred = y - mean.view(ctx.view)
-        return torch.addcmul((g_mean / ctx.n).view(ctx.view), centred, (g_var * (2 / ctx.n)).view(ctx.view)), None
+        scale, shift = (g_var * (2 / ctx.n)).view(ctx.view), (g_mean / ctx.n).view(ctx.view)
+        return torch.addcmul(shift, centred, scale, out=centred), None

@@ -58,7 +58,11 @@ class FakeQuantizer(QuantizerState):
         self.range, self.momentum, self.headroom = range, momentum, headroom
         self.running = range == "ema" if running is None else running
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, inplace: bool = False) -> Tensor:
+        """
+        Args:
+            inplace: x has no gradient and may be overwritten.
+        """
         if x.numel() == 0:
             return x
         if self.range == LEARNED:
@@ -74,7 +78,7 @@ class FakeQuantizer(QuantizerState):
         if not self.enabled or not (self._at_hand or self.initialized):
             return x
         self._check(x)
-        return fake_quantize(x, scale, zero_point, self.spec, self.axis)
+        return fake_quantize(x, scale, zero_point, self.spec, self.axis, self.clips_nothing, inplace)
 
     @torch.no_grad()
     def qparams_for(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,6 +149,11 @@ class FakeQuantizer(QuantizerState):
     def extra_repr(self) -> str:
         grid = f"{self.spec.bits} bits [{self.spec.qmin}, {self.spec.qmax}]"
         return f"{grid}, {'per channel' if self.spec.per_channel else 'per tensor'}, {self.range}{', running' if self.running else ''}"
+
+    @property
+    def clips_nothing(self) -> bool:
+        """Whether the next forward's gradient passes everywhere: the range is that of the tensor at hand, or nothing is quantized."""
+        return not self.enabled or (self._at_hand and self.range == "minmax" and self.spec.symmetric)
 
     @property
     def _moves(self) -> bool:

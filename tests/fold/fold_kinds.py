@@ -39,6 +39,10 @@ KINDS = {
     "conv2d_depthwise": Kind(
         lambda b: nn.Conv2d(4, 4, 3, groups=4, bias=b), (3, 4, 5, 5), lambda x, w: F.conv2d(x, w, groups=4), nn.BatchNorm2d
     ),
+    "pointwise_widening": Kind(
+        lambda b: nn.Conv2d(2, 5, 1, stride=(2, 1), bias=b), (3, 2, 5, 4), lambda x, w: F.conv2d(x, w)[:, :, ::2], nn.BatchNorm2d
+    ),
+    "pointwise_widening1d": Kind(lambda b: nn.Conv1d(2, 4, 1, bias=b), (4, 2, 6), lambda x, w: F.conv1d(x, w), nn.BatchNorm1d),
     "conv3d": Kind(lambda b: nn.Conv3d(2, 3, 2, bias=b), (3, 2, 3, 3, 4), lambda x, w: F.conv3d(x, w), nn.BatchNorm3d),
     "transposed1d": Kind(
         lambda b: nn.ConvTranspose1d(3, 4, 3, stride=2, padding=1, output_padding=1, bias=b),

@@ -8,6 +8,7 @@ from fold_cases import BATCH_STRATEGIES, QUANTS, assert_close, batch, layer_and_
 from fold_reference import Quant
 from torch import nn
 
+from qat.errors import QATError
 from qat.fold import STRATEGIES
 from qat.fold.statistics import batch_statistics
 
@@ -145,3 +146,29 @@ def test_static_without_a_batch_norm_is_the_layer_itself(bias):
     assert torch.equal(layer(x), linear(x)) if bias else torch.allclose(layer(x), linear(x))
     assert {name for name, _ in layer.named_parameters()} == {"weight_fold"} | ({"bias_fold"} if bias else set())
     assert layer.folded()[1].shape == (4,)
+
+
+@pytest.mark.parametrize("kind", ["circular", "conv2d_grouped", "transposed2d_grouped", "linear"])
+@pytest.mark.parametrize("gamma", ["negative", "one_zero"])
+def test_moving_average_of_the_quantized_layer(kind, gamma):
+    """Without a quantizer the statistics are those of the float layer, where gamma shows them; with one those of the quantized layer."""
+    for quant in (Quant(), Quant(4, False)):
+        options = {"bias": True, "gamma": gamma}
+        own = STRATEGIES["moving_average"](*pair(kind, **options), quantizer(quant), statistics="quantized")
+        other = STRATEGIES["moving_average"](*pair(kind, **options), quantizer(quant))
+        resting, live = own.sigma.clone(), own.gamma != 0
+        expected = STRATEGIES["single_pass"](*pair(kind, **options), quantizer(quant)) if quant.bits else other
+        assert_close(own(batch(kind, 0)), other(batch(kind, 0)), "output")
+        if quant.bits:
+            expected(batch(kind, 0))
+        for key in ("running_mean", "running_var"):
+            assert_close(getattr(own.bn, key)[live], getattr(expected.bn, key)[live], key)
+        if gamma == "one_zero":
+            assert_close(own.sigma[~live], resting[~live], "statistics that nothing tells")
+        if quant.bits:
+            assert not torch.allclose(own.bn.running_var[live], other.bn.running_var[live], rtol=1e-4)
+
+
+def test_moving_average_knows_its_sources():
+    with pytest.raises(QATError, match="quantized"):
+        STRATEGIES["moving_average"](*pair("circular"), statistics="quantised")

@@ -1,0 +1,122 @@
+"""The cheaper ways to the same values: one weight gradient for two layers, statistics of a pointwise layer from its input's moments."""
+
+import copy
+
+import pytest
+import torch
+from fold_cases import assert_close, batch, gradients, pair, quantizer
+from fold_kinds import KINDS
+from fold_reference import Quant
+from torch import nn
+
+from qat.fold import STRATEGIES
+from qat.fold.convolution import gives_gradients, layer_gradients
+from qat.fold.statistics import batch_statistics
+from qat.fold.two_passes import TwoPasses, pointwise_statistics, widens
+
+DOUBLE = ["naive", "batch_renorm", "bn_correction"]
+PLAIN = [kind for kind in KINDS if gives_gradients(KINDS[kind].build(False))]
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_gradients_of_a_layer(kind):
+    conv = KINDS[kind].build(False).double()
+    x = batch(kind, 0)
+    y = conv(x)
+    grad = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(1))
+    expected = torch.autograd.grad(y, [x, conv.weight], grad)
+    for of_weight in (False, True):
+        assert_close(layer_gradients(conv, grad, x, conv.weight, of_weight), expected[of_weight], f"of_weight={of_weight}")
+
+
+@pytest.mark.parametrize("kind", ["pointwise_widening", "pointwise_widening1d"])
+def test_moments_of_the_input_give_the_statistics_of_the_output(kind):
+    conv, _ = pair(kind)
+    assert widens(conv)
+    x, x_direct = batch(kind, 0), batch(kind, 0)
+    found, expected = pointwise_statistics(conv, x), batch_statistics(conv(x_direct))
+    assert found[2] == expected[2]
+    weights = torch.linspace(0.3, 2, conv.out_channels, dtype=torch.float64)
+    for got, wanted, what in zip(found[:2], expected[:2], ("mean", "variance")):
+        assert_close(got, wanted, what, 1e-12)
+        got, wanted = (
+            torch.autograd.grad((v * weights).sum(), [leaf, conv.weight], retain_graph=True) for v, leaf in ((got, x), (wanted, x_direct))
+        )
+        assert_close(got[0], wanted[0], f"gradient of x through the {what}", 1e-12)
+        assert_close(got[1], wanted[1], f"gradient of W through the {what}", 1e-12)
+
+
+def test_which_layers_widen():
+    assert widens(nn.Conv2d(4, 8, 1)) and widens(nn.Conv3d(4, 9, 1, stride=2))
+    narrow = [
+        nn.Conv2d(4, 7, 1),
+        nn.Conv2d(4, 8, 3),
+        nn.Conv2d(4, 8, 1, padding=1),
+        nn.Conv2d(4, 8, 1, groups=2),
+        nn.ConvTranspose2d(4, 8, 1),
+    ]
+    assert not any(widens(conv) for conv in (*narrow, nn.Linear(4, 8)))
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("strategy", DOUBLE)
+def test_one_weight_gradient_equals_two(strategy, per_channel, monkeypatch):
+    for kind in PLAIN:
+        layers = [STRATEGIES[strategy](*pair(kind, bias=True, gamma="one_zero"), quantizer(Quant(4, per_channel))) for _ in range(2)]
+        results = []
+        for layer in layers:
+            x = batch(kind, 0)
+            y = layer(x)
+            results.append([y, *gradients(y, [x, *layer.parameters()])])
+            # The second layer goes the plain way: two layers, each with its gradients.
+            monkeypatch.setattr("qat.fold.two_passes.gives_gradients", lambda conv: False)
+        monkeypatch.undo()
+        for got, wanted in zip(*results):
+            assert_close(got, wanted, f"{kind}", 1e-9)
+
+
+def test_a_clipping_quantizer_has_its_own_gradient():
+    """What a frozen range clips has no gradient, so that the shared one would be wrong."""
+    layer = STRATEGIES["naive"](*pair("circular"), quantizer(Quant(8, True)))
+    assert layer.clips_nothing
+    layer.freeze_ranges()
+    assert not layer.clips_nothing
+    conv, bn = pair("conv2d_grouped")
+    clipped = STRATEGIES["naive"](conv, bn, quantizer(Quant(8, True)))
+    clipped(batch("conv2d_grouped", 0))
+    clipped.freeze_ranges()
+    with torch.no_grad():
+        conv.weight[0, 0, 0, 0] *= 100
+    assert TwoPasses(clipped, batch("conv2d_grouped", 0)).carrier is None
+    assert not STRATEGIES["naive"](*pair("circular"), quantizer(Quant(4, True), "mse")).clips_nothing
+    assert not STRATEGIES["naive"](*pair("circular"), quantizer(Quant(4, True), "lsq")).clips_nothing
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_no_second_layer_after_the_freeze(strategy, monkeypatch):
+    called = []
+    layer = STRATEGIES[strategy](*pair("conv2d_depthwise"), quantizer(Quant(8, True)))
+    layer.freeze()
+    real = torch.conv2d
+    monkeypatch.setattr("torch.nn.functional.conv2d", lambda *args: called.append(1) or real(*args))
+    from qat.fold import convolution
+
+    monkeypatch.setitem(convolution._FUNCTIONS, nn.Conv2d, lambda *args: called.append(1) or real(*args))
+    layer(batch("conv2d_depthwise", 0))
+    assert len(called) == 1
+
+
+@pytest.mark.parametrize("strategy", DOUBLE)
+def test_autocast_keeps_the_types_of_gradients(strategy):
+    layer = STRATEGIES[strategy](*(m.float() for m in pair("conv2d_grouped")), quantizer(Quant(8, True)))
+    plain = copy.deepcopy(layer)
+    x = batch("conv2d_grouped", 0).detach().float().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+    assert y.dtype == torch.bfloat16
+    got = gradients(y.float(), [x, *layer.parameters()])
+    x_plain = x.detach().clone().requires_grad_()
+    wanted = gradients(plain(x_plain), [x_plain, *plain.parameters()])
+    for g, w in zip(got, wanted):
+        assert g.dtype == torch.float32
+        torch.testing.assert_close(g, w, rtol=0.1, atol=0.1 * float(w.abs().max()))
