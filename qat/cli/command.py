@@ -1,5 +1,6 @@
 """What every command does alike: its exit status; bad input is one line on stderr."""
 
+import argparse
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,12 @@ def positive(where: str, value: str | int) -> int:
     if not str(value).isdecimal() or int(value) < 1:
         raise ConfigError(where, repr(value), "a whole number from 1 on", f"Write {where} 1.")
     return int(value)
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """The option that goes to `qat.train.recorded`."""
+    told = "the run's model.name, where it is a function of yours that is not defined in the working directory"
+    parser.add_argument("--trust-model", metavar="NAME", help=told)
 
 
 def print_wide(table: Any, width: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qat.cli.command import guarded, positive
+from qat.cli.command import add_trust, guarded, positive
 from qat.deploy.runtime import RUNTIMES, Run, open_file, read_file
 from qat.errors import ConfigError
 from qat.train.data import SOURCES, ImageData, build_data
@@ -33,12 +33,13 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("--root", help="folder or file of the data")
     parser.add_argument("--batch-size", type=int, default=64, help="pictures at a time (%(default)s)")
     parser.add_argument("--runtime", choices=RUNTIMES, default="onnxruntime", help="; ".join(f"{k}: {v}" for k, v in RUNTIMES.items()))
+    add_trust(parser)
     return parser
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
     positive("--batch-size", arguments.batch_size)
-    run = open_run(arguments.what) if arguments.what.is_dir() else None
+    run = open_run(arguments.what, arguments.trust_model) if arguments.what.is_dir() else None
     path = run.onnx if run else arguments.what
     notes = read_notes(path)
     data = data_for(arguments, run, notes)
@@ -69,6 +70,21 @@ def read_notes(path: Path) -> dict[str, str]:
     return {prop.key: prop.value for prop in model.metadata_props}
 
 
+def noted(notes: dict[str, str], key: str, default: Any) -> Any:
+    """A note of the file's that is JSON, of the type of `default`, which stands for an absent one.
+
+    Raises:
+        ConfigError: something else stands there.
+    """
+    try:
+        value = json.loads(notes[key]) if key in notes else default
+    except ValueError:
+        value = None
+    if not isinstance(value, type(default)):
+        raise ConfigError(f"note {key}", repr(notes[key][:40]), f"JSON of a {type(default).__name__}", "Export the file again.")
+    return value
+
+
 def data_for(arguments: argparse.Namespace, run: FinishedRun | None, notes: dict[str, str]) -> ImageData:
     """The data named on the command line, else that of the run; pictures as the file wants them.
 
@@ -77,7 +93,7 @@ def data_for(arguments: argparse.Namespace, run: FinishedRun | None, notes: dict
     """
     if run and arguments.data in (None, run.config["data"]["name"]):
         return run.data(root=arguments.root, eval_batch_size=arguments.batch_size)
-    wanted = json.loads(notes.get("qat.data", "{}"))
+    wanted = noted(notes, "qat.data", {})
     name = arguments.data or wanted.get("name")
     if name is None:
         raise ConfigError("--data", "nothing", f"the data to evaluate on: {', '.join(SOURCES)}", "Add --data NAME --root DIR.")
@@ -92,9 +108,9 @@ def check_classes(path: Path, data: ImageData, notes: dict[str, str]) -> None:
     Raises:
         ConfigError: the file's classes are not those of the data.
     """
-    names = json.loads(notes.get("qat.classes", "null"))
+    names = noted(notes, "qat.classes", [])
     own = list(map(str, data.class_names))
-    if names is not None and names != own:
+    if names and names != own:
         differing = next((pair for pair in zip(names, own) if pair[0] != pair[1]), None)
         found = f"{len(own)} classes" + (f", among them '{differing[1]}' for '{differing[0]}'" if differing else "")
         raise ConfigError("data", found, f"the {len(names)} classes of {path}", "Evaluate it on the data it was trained for.")

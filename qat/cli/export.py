@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 import qat
-from qat.cli.command import guarded
+from qat.cli.command import add_trust, guarded
 from qat.errors import ConfigError
 from qat.targets import TARGETS
 from qat.train.finished_run import open_run
@@ -29,11 +29,12 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("--target", choices=TARGETS, help="; ".join(f"{name}: {target.what}" for name, target in TARGETS.items()))
     parser.add_argument("--int4", action="store_true", help="store weights of 4 bits or fewer as ONNX INT4")
     parser.add_argument("--output", type=Path, help="file to write (RUN_DIR/model_TARGET.onnx)")
+    add_trust(parser)
     return parser
 
 
 def export_run(arguments: argparse.Namespace) -> int:
-    run = open_run(arguments.run)
+    run = open_run(arguments.run, arguments.trust_model)
     target = arguments.target or run.config["target"]["name"]
     output = arguments.output or run.folder / f"model_{target}.onnx"
     if output.exists():

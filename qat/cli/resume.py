@@ -3,30 +3,26 @@
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from qat.cli.compose import Composer, leaves
 from qat.errors import ConfigError
 from qat.report.result import read_result
-from qat.train.config import complete
+from qat.train.recorded import recorded_config
 
 
-def recorded(folder: Path) -> dict[str, Any]:
+def recorded(folder: Path, trusted: str | None = None) -> dict[str, Any]:
     """The configuration in a run folder.
 
+    Args:
+        trusted: `model.name` on the command line.
+
     Raises:
-        ConfigError: not a run folder, or a run that is finished.
+        ConfigError: not a run folder, a run that is finished, or a configuration that cannot be used (see `recorded_config`).
     """
-    try:
-        config = OmegaConf.load(folder / "config.yaml")
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
-        found = f"{str(folder)!r} without a readable config.yaml"
-        raise ConfigError("resume", found, "the folder of a run", "Give runs/RECIPE/TIMESTAMP.") from error
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError("resume", f"no config.yaml in {str(folder)!r}", "the folder of a run", "Give runs/RECIPE/TIMESTAMP.")
     if (folder / "result.json").is_file() and read_result(folder)["status"] == "ok":
         raise ConfigError("resume", f"the finished run {str(folder)!r}", "an interrupted or failed one", "Start a run of its own.")
-    return complete(config)
+    return recorded_config(folder, trusted)
 
 
 def _value(config: dict[str, Any], key: str) -> Any:
@@ -48,7 +44,8 @@ def resumed(words: list[str], composer: Composer) -> dict[str, Any]:
     composer.check(overrides)
     given = {override.key_or_group: override for override in overrides}
     folder = Path(str(given.pop("resume").value()))
-    config = recorded(folder)
+    named = given.get("model.name")
+    config = recorded(folder, None if named is None else str(named.value()))
     rest = [str(override.input_line) for key, override in given.items() if key != "recipe"]
     asked = str(given["recipe"].value()) if "recipe" in given else config["recipe"]
     changed = ["recipe"] if asked != config["recipe"] else []
@@ -61,4 +58,6 @@ def resumed(words: list[str], composer: Composer) -> dict[str, Any]:
     if changed:
         todo = f"Drop them (`resume={folder}` is enough), or start a run of its own."
         raise ConfigError("resume", f"other values of {', '.join(changed)}", f"those of {folder / 'config.yaml'}", todo)
-    return {**config, "resume": str(folder)}
+    # a run folder decides what is computed, not where on this machine files are written
+    inside = folder.resolve().is_relative_to(Path(config["run_root"]).resolve())
+    return {**config, "resume": str(folder), "run_root": config["run_root"] if inside else str(folder.parent)}

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.table import Table
 
 import qat
-from qat.cli.command import FAILED, OK, guarded, positive, print_wide
+from qat.cli.command import FAILED, OK, add_trust, guarded, positive, print_wide
 from qat.deploy.reference import MULTIPLIERS
 from qat.deploy.runtime import RUNTIMES, predict
 from qat.deploy.targets import check_target
@@ -44,6 +44,7 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("--stepwise", action="store_true", help="compute each tensor from convert()'s integers before it (onnxruntime)")
     parser.add_argument("--max-lsb", type=int, default=1, help="largest difference allowed (%(default)s)")
     parser.add_argument("--identical", type=float, default=0.999, help="least share of identical integers (%(default)s)")
+    add_trust(parser)
     return parser
 
 
@@ -52,7 +53,7 @@ def verify_run(arguments: argparse.Namespace) -> int:
     if arguments.max_lsb < 0 or not 0 <= arguments.identical <= 1:
         found = f"--max-lsb {arguments.max_lsb} --identical {arguments.identical}"
         raise ConfigError("bounds", found, "LSB from 0 on, a share from 0 to 1", "Leave them out for 1 and 0.999.")
-    run = open_run(arguments.run)
+    run = open_run(arguments.run, arguments.trust_model)
     data = run.data(eval_batch_size=32)
     pictures = [images for images, _ in islice(data.test_dataloader(), math.ceil(arguments.pictures / 32))]
     network = run.network(data)

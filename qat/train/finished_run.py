@@ -6,19 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from omegaconf import OmegaConf
 from torch import nn
-from yaml import YAMLError
 
 import qat
-from qat.errors import ConfigError, QATError
+from qat.errors import ConfigError
 from qat.report.result import read_result
-from qat.train.config import complete
+from qat.train.config import validate
 from qat.train.data import ImageData, build_data
 from qat.train.float_model import cache_path
-from qat.train.job import shipped_module
+from qat.train.job import load_state, shipped_module
 from qat.train.models import build_model
+from qat.train.recorded import recorded_config
+from qat.train.saved_file import read_checkpoint
 
 
 @dataclass(frozen=True)
@@ -60,46 +59,39 @@ class FinishedRun:
         Raises:
             ConfigError: a checkpoint that cannot be read.
         """
-        path = self.checkpoint
-        try:
-            return shipped_module(path, self.config, data).network.eval()
-        except QATError:
-            raise
-        except Exception as error:
-            found = f"a file that cannot be read ({type(error).__name__})"
-            raise ConfigError(str(path), found, "the checkpoint of this run", "Run it again.") from error
+        return shipped_module(self.checkpoint, self.config, data).network.eval()
 
     def float_network(self) -> tuple[nn.Module, str]:
         """The float network to compare with, and what it is: the one the run started from where it is still there."""
         model = self.config["model"]
         told, checkpoint = "the float network it started from", model["checkpoint"]
-        built = torch.load(self.checkpoint, map_location="cpu", weights_only=True)["hyper_parameters"]["config"]
-        channels, classes = built["input_shape"][0], built["num_classes"]
+        data = self.data()
+        channels, classes = data.input_shape[0], data.num_classes
         if checkpoint is None or Path(checkpoint).is_file():
             if not self.config["float_training"]["max_epochs"]:
                 return build_model(model, classes, channels).eval(), told
             if (path := cache_path(self.config)).is_file():
                 network = build_model({**model, "checkpoint": None}, classes, channels)
-                network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["state_dict"])
+                load_state(network, read_checkpoint(path, "Remove it."), path)
                 return network.eval(), told
-        network = self.network(self.data())
+        network = self.network(data)
         qat.set_fake_quant(network, weights=False, activations=False)
         return network, "the trained network without quantization"
 
 
-def open_run(folder: str | Path) -> FinishedRun:
+def open_run(folder: str | Path, trusted: str | None = None) -> FinishedRun:
     """The run in a folder.
 
+    Args:
+        trusted: as in `recorded_config`.
+
     Raises:
-        ConfigError: not the folder of a run, or of one that did not finish.
+        ConfigError: not the folder of a run, or of one that did not finish, or a configuration that cannot be used.
     """
     folder = Path(folder)
     result = read_result(folder)
     if result["status"] != "ok":
         raise ConfigError(str(folder), f"a run with status '{result['status']}'", "a finished run", f"Resume it with resume={folder}.")
-    try:
-        config = OmegaConf.load(folder / "config.yaml")
-    except (OSError, YAMLError) as error:
-        found = f"a file that cannot be read ({type(error).__name__})"
-        raise ConfigError(str(folder / "config.yaml"), found, "the configuration of the run", "Run it again.") from error
-    return FinishedRun(folder, complete(config), result)
+    config = recorded_config(folder, trusted)
+    validate(config)
+    return FinishedRun(folder, config, result)

@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from qat.train.callbacks import RngState, RunCheckpoint, StopSignal, progress
 from qat.train.data import ImageData
 from qat.train.models import build_model
 from qat.train.module import Classifier
+from qat.train.saved_file import read_checkpoint
 from qat.train.trainer import build_trainer, fit
 
 log = logging.getLogger(__name__)
@@ -76,10 +76,10 @@ def float_network(config: dict[str, Any], data: ImageData, run_dir: Path) -> nn.
     path = cache_path(config)
     if path.is_file():
         try:
-            network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["state_dict"])
+            network.load_state_dict(read_checkpoint(path)["state_dict"])
             log.info("float network from %s", path)
             return network
-        except (OSError, RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:
+        except (ConfigError, RuntimeError, TypeError, AttributeError) as error:
             log.warning("cannot use %s (%s): training the float network again", path, error)
             network = build_model(config["model"], data.num_classes, data.input_shape[0])
     log.info("training the float network for %d epochs", training["max_epochs"])
@@ -109,5 +109,9 @@ def train_float(config: dict[str, Any], data: ImageData, network: nn.Module, run
     settings = {**config["trainer"], "max_epochs": config["float_training"]["max_epochs"]}
     trainer = build_trainer(settings, [progress(), RngState(), stop, checkpoint], [], run_dir, len(data.train_dataloader()))
     started = Path(config["resume"]) / "checkpoints" / "float.ckpt" if config.get("resume") else None
-    fit(trainer, module, data, started if started is not None and started.is_file() else None)
+    if started is not None and started.is_file():
+        read_checkpoint(started, "Remove it; the float network is then trained from its start.")
+    else:
+        started = None
+    fit(trainer, module, data, started)
     return module.network.cpu()

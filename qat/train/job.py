@@ -28,6 +28,7 @@ from qat.train.module import Classifier
 from qat.train.notes import notes_of
 from qat.train.qat_training import best_or_last, qat_trainer, schedule_callbacks
 from qat.train.resume import checkpoint_to_resume
+from qat.train.saved_file import read_checkpoint
 from qat.train.schedule import total_steps, validate_schedule
 from qat.train.trainer import evaluation_device, fit
 
@@ -133,11 +134,30 @@ def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
 
 
 def shipped_module(checkpoint: Path, config: dict[str, Any], data: ImageData) -> Classifier:
-    """The module of a checkpoint with the statistics it is shipped with, on the CPU."""
-    module = Classifier.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)
+    """The module of a checkpoint with the statistics it is shipped with, on the CPU.
+
+    The network is that of `config`; what the checkpoint says about it is not followed.
+
+    Raises:
+        ConfigError: a checkpoint that cannot be read, or of another network.
+    """
+    module = Classifier(module_config(config, data))
+    load_state(module, read_checkpoint(checkpoint), checkpoint)
     if config["fold"]["reestimate_before_eval"]:
         qat.reestimate_bn(module.network, data.calibration_batches(config["fold"]["reestimate_before_eval"]))
     return module
+
+
+def load_state(module: nn.Module, saved: dict[str, Any], path: Path) -> None:
+    """
+    Raises:
+        ConfigError: the tensors at `path` are not those of `module`.
+    """
+    try:
+        module.load_state_dict(saved["state_dict"])
+    except (RuntimeError, TypeError, AttributeError, ValueError) as error:
+        found = f"other tensors than the network's ({str(error).splitlines()[-1].strip()})"
+        raise ConfigError(str(path), found, "the checkpoint of this network", "Run it again.") from error
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
 
@@ -19,6 +18,7 @@ from qat.train.callbacks import (
     progress,
 )
 from qat.train.metrics_file import MetricsFile
+from qat.train.saved_file import read_checkpoint
 from qat.train.trainer import build_trainer
 
 
@@ -40,7 +40,7 @@ def qat_trainer(
     history, until = None, 0
     if resumed is not None:
         history = Path(config["resume"]) / "metrics.csv"
-        until = torch.load(resumed, map_location="cpu", weights_only=True)["global_step"]
+        until = read_checkpoint(resumed)["global_step"]
     loggers = [
         MetricsFile(run_dir / "metrics.csv", history, until),
         TensorBoardLogger(run_dir, name="", version="", default_hp_metric=False),

@@ -5,9 +5,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from qat.errors import ConfigError
+from qat.train.saved_file import read_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +30,9 @@ def checkpoint_to_resume(config: dict[str, Any], run_dir: Path) -> Path | None:
     for name in ("best.ckpt", "last.ckpt"):
         if (old / "checkpoints" / name).is_file() and (old / "checkpoints").resolve() != folder.resolve():
             shutil.copyfile(old / "checkpoints" / name, folder / name)
-    saved = torch.load(folder / "last.ckpt", map_location="cpu", weights_only=True)["hyper_parameters"]["config"]
+    saved = read_checkpoint(folder / "last.ckpt").get("hyper_parameters", {}).get("config")
+    if not isinstance(saved, dict):
+        raise ConfigError(str(folder / "last.ckpt"), "no configuration", "a checkpoint of this project", "Start a run of its own.")
     for part in ("model", "quant", "fold", "optim"):
         changed = [f"{part}.{key}" for key, value in saved[part].items() if config[part].get(key) != value]
         if changed:

@@ -9,20 +9,8 @@ import pytest
 import torch
 
 import qat
-from qat.cli import evaluate, export, train, verify
+from qat.cli import evaluate, export, verify
 from qat.train.finished_run import open_run
-
-
-@pytest.fixture(scope="session")
-def run(tmp_path_factory):
-    """Folder of a small run on the digits, and the folder it was made in."""
-    place = tmp_path_factory.mktemp("run_commands")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        words = "recipe=mbv1_bncorr model.options.width=0.25 float_training.max_epochs=2 trainer.max_epochs=1 data.image_size=16"
-        assert train.main(words.split()) == 0
-    (folder,) = (place / "runs" / "mbv1_bncorr").iterdir()
-    return folder
 
 
 @pytest.fixture
