@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from qat.errors import ConfigError
-from qat.train.callbacks import RngState, RunCheckpoint, StopSignal, progress
+from qat.train.callbacks import FiniteLoss, RngState, RunCheckpoint, StopSignal, progress
 from qat.train.data import ImageData
 from qat.train.models import build_model
 from qat.train.module import Classifier
@@ -107,7 +107,7 @@ def train_float(config: dict[str, Any], data: ImageData, network: nn.Module, run
     stop = StopSignal()
     checkpoint = RunCheckpoint(run_dir / "checkpoints", stop=stop, last_name="float.ckpt", best_name=None)
     settings = {**config["trainer"], "max_epochs": config["float_training"]["max_epochs"]}
-    trainer = build_trainer(settings, [progress(), RngState(), stop, checkpoint], [], run_dir, len(data.train_dataloader()))
+    trainer = build_trainer(settings, [FiniteLoss(), progress(), RngState(), stop, checkpoint], [], run_dir, len(data.train_dataloader()))
     started = Path(config["resume"]) / "checkpoints" / "float.ckpt" if config.get("resume") else None
     if started is not None and started.is_file():
         read_checkpoint(started, "Remove it; the float network is then trained from its start.")

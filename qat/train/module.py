@@ -65,13 +65,21 @@ class Classifier(LightningModule):
         return self.network(images)
 
     def _check_labels(self, labels: Tensor) -> None:
-        """Look at the labels of the first batch, once: on a GPU a wrong one is an assertion without a place."""
+        """Look at the labels unless that was done: on a GPU a wrong one is an assertion without a place."""
         if not self._labels_checked:
             low, high, classes = int(labels.min()), int(labels.max()), self.config["num_classes"]
             if low < 0 or high >= classes:
                 todo = "Number the classes from 0, or set the number of classes."
                 raise QATError("labels", f"labels from {low} to {high}", f"labels from 0 to {classes - 1}", todo)
             self._labels_checked = True
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Look at the labels of every batch while they are on the CPU, where it costs no wait for a device."""
+        labels = batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
+        if isinstance(labels, Tensor) and labels.numel() and labels.device.type == "cpu":
+            self._labels_checked = False
+            self._check_labels(labels)
+        return batch
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, labels = batch

@@ -7,6 +7,7 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
 
 from qat.train.callbacks import (
+    FiniteLoss,
     FreezeBN,
     FreezeRanges,
     LogLearningRate,
@@ -45,7 +46,7 @@ def qat_trainer(
         MetricsFile(run_dir / "metrics.csv", history, until),
         TensorBoardLogger(run_dir, name="", version="", default_hp_metric=False),
     ]
-    callbacks: list[Callback] = [*schedule.values(), LogLearningRate(), progress(float_val), RngState(), stop, checkpoint]
+    callbacks: list[Callback] = [FiniteLoss(), *schedule.values(), LogLearningRate(), progress(float_val), RngState(), stop, checkpoint]
     learned = "lsq" in (config["quant"]["weight"]["range"], config["quant"]["activation"]["range"])
     return build_trainer(config["trainer"], callbacks, loggers, run_dir, batches, learned)
 

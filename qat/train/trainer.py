@@ -64,6 +64,8 @@ def _quiet() -> None:
     disable_possible_user_warnings()
     # tips and what hardware was found
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    # the check of labels (module.py); the data here has no hook of that name
+    warnings.filterwarnings("ignore", message=r"You have overridden `on_before_batch_transfer` in `LightningModule`", category=UserWarning)
     # Lightning's use of torch, once for every loader
     warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated", category=FutureWarning)
 

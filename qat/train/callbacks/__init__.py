@@ -1,6 +1,7 @@
 """The schedule of a run, one callback an event."""
 
 from qat.train.callbacks.epoch_line import EpochLine
+from qat.train.callbacks.finite_loss import FiniteLoss
 from qat.train.callbacks.freeze_bn import FreezeBN
 from qat.train.callbacks.freeze_ranges import FreezeRanges
 from qat.train.callbacks.log_lr import LogLearningRate
@@ -13,6 +14,7 @@ from qat.train.callbacks.stop_signal import StopSignal
 
 __all__ = [
     "EpochLine",
+    "FiniteLoss",
     "FreezeBN",
     "FreezeRanges",
     "LogLearningRate",
