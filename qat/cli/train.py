@@ -95,8 +95,9 @@ def check(configs: list[dict[str, Any]], multirun: bool) -> None:
     for config in configs:
         validate(config)
         # the processes Lightning starts repeat the command line, each would start the whole sweep
-        if multirun and config["trainer"]["devices"] != 1:
-            found = f"{config['trainer']['devices']!r} together with -m"
+        trainer = config["trainer"] | config["trainer"]["options"]
+        if multirun and (trainer["devices"] not in (1, "1") or trainer.get("num_nodes", 1) != 1):
+            found = f"{trainer['devices']!r} together with -m"
             raise ConfigError("trainer.devices", found, "1 in a sweep", "Run the jobs one by one, or set trainer.devices=1.")
 
 

@@ -64,6 +64,8 @@ def calibrate(prepared: QuantGraph, batches: Iterable[Any]) -> None:
                 quantizer.enabled = enabled[name]
     if not count:
         raise QATError("calibrate", "no batches", "at least one batch of inputs", "Pass an iterable of tensors or tuples.")
+    for quantizer in quantizers.values():
+        _ = quantizer.initialized  # reads the device once, here, so that no later forward has to; a compiled one could not
     bad = [name for name, q in quantizers.items() if int(q.nonfinite_batches) > before[name][1]]
     unseen = [name for name in bad if int(quantizers[name].batches) == before[name][0]]
     if unseen:

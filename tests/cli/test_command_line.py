@@ -72,6 +72,8 @@ def test_help_lists_groups(here, capsys):
         ([BASE, "seed"], "command line", "KEY=VALUE"),
         ([BASE, "seed=["], "command line", "KEY=VALUE"),
         (["-m", BASE, "seed=0,1", "trainer.devices=2"], "trainer.devices", "sweep"),
+        (["-m", BASE, "seed=0,1", "trainer.devices=auto"], "trainer.devices", "sweep"),
+        (["-m", BASE, "seed=0,1", "trainer.options.devices=2"], "trainer.devices", "sweep"),
         (["-m", "recipe=mbv1_bncorr,mbv1_statik"], "recipe", "mbv1_static"),
         (["-m", "resume=runs/x"], "resume", "-m"),
         ([BASE, "resume=nowhere"], "resume", "runs/RECIPE/TIMESTAMP"),
