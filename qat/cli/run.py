@@ -29,15 +29,20 @@ def run_jobs(configs: list[dict[str, Any]], words: list[str], notes: list[str]) 
     Returns:
         Exit status: 0, 1 if a job failed, 130 if the user stopped it.
     """
-    statuses, results = [], []
+    outcomes = []
     for number, config in enumerate(configs, 1):
         if len(configs) > 1:
             print(f"\njob {number} of {len(configs)}: {config['recipe']}, fold {config['fold']['name']}, seed {config['seed']}", flush=True)
-        status, result = run_one(config, words, notes)
-        statuses.append(status)
-        results.append({**identity(config), **result})
-        if status == INTERRUPTED:
+        outcomes.append(run_one(config, words, notes))
+        if outcomes[-1][0] == INTERRUPTED:
             break
+    return sweep_status(configs, outcomes)
+
+
+def sweep_status(configs: list[dict[str, Any]], outcomes: list[tuple[int, dict[str, Any]]]) -> int:
+    """Print a table of several jobs, from the (exit status, result) of those that ran; the exit status of them all."""
+    statuses = [status for status, _ in outcomes]
+    results = [{**identity(config), **result} for config, (_, result) in zip(configs, outcomes)]
     if len(configs) > 1:
         print("\n" + "\n".join(sweep_lines(results)))
         not_started = len(configs) - len(statuses)

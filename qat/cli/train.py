@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from qat.cli.command import BAD_INPUT, guarded
 from qat.cli.compose import Composer
+from qat.cli.launch import launch_jobs, prepared_launcher, split
 from qat.cli.recipes import Recipe, find_recipes
 from qat.cli.resume import resumed
 from qat.cli.run import run_jobs
@@ -40,12 +41,16 @@ def obey(words: list[str], arguments: argparse.Namespace, parser: argparse.Argum
                 check_recipe_given(arguments.overrides, recipes)
             print_table(recipes)
             return BAD_INPUT
+        arguments.overrides, own = split(arguments.overrides, arguments.multirun)
         configs = plan(arguments, composer)
         if arguments.cfg:
             print("---\n".join(map(OmegaConf.to_yaml, configs)), end="")
             return 0
         check(configs, arguments.multirun)
-    return run_jobs(configs, words, own_recipes(configs, recipes))
+        notes = own_recipes(configs, recipes)
+        if own:
+            return launch_jobs(prepared_launcher(composer, own, configs[0]["run_root"]), configs, words, notes)
+    return run_jobs(configs, words, notes)
 
 
 def check_recipe_given(words: list[str], recipes: dict[str, Recipe]) -> None:
