@@ -12,6 +12,7 @@ _HOMES = {
         "calibrate",
         "freeze_bn",
         "freeze_ranges",
+        "load_float",
         "prepare",
         "reestimate_bn",
         "refold",

@@ -3,6 +3,7 @@
 from qat.graph.config import QATConfig
 from qat.graph.fold import fold
 from qat.graph.lifecycle import calibrate, freeze_bn, freeze_ranges, reestimate_bn, refold, set_fake_quant
+from qat.graph.load_float import load_float
 from qat.graph.prepare import prepare
 from qat.graph.range_search import search_weight_ranges
 from qat.graph.report import FoldReport
@@ -14,6 +15,7 @@ __all__ = [
     "fold",
     "freeze_bn",
     "freeze_ranges",
+    "load_float",
     "prepare",
     "reestimate_bn",
     "refold",
