@@ -112,6 +112,18 @@ def test_a_pickle_as_weights(tmp_path, monkeypatch, capsys, write):
     assert "weights.pth: found a file that cannot be read as tensors" in line and not (tmp_path / "marker").exists()
 
 
+@pytest.mark.parametrize("write", [zipped, with_known_tensors])
+def test_a_pickle_as_an_option_of_a_network(tmp_path, write):
+    from qat.errors import ConfigError
+    from qat.train.models import build_model
+
+    write(tmp_path / "weights.pth", Evil(tmp_path / "marker"))
+    model = {"source": "timm", "name": "resnet10t", "options": {"checkpoint_path": str(tmp_path / "weights.pth")}}
+    with pytest.raises(ConfigError, match=r"^model\.options: found .*weights_only"):
+        build_model(model, 1000, 3)
+    assert not (tmp_path / "marker").exists()
+
+
 def test_a_pickle_as_data(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     evil = np.empty(1, object)
@@ -207,6 +219,23 @@ def test_a_resumed_run_writes_beside_itself(folder, place, monkeypatch):
         path.write_text(yaml.safe_dump({**config, "run_root": str(place / "elsewhere")}))
         config = resumed([f"resume={folder}"], composer)
     assert cache_path(config).parents[1] == folder.parent
+
+
+def test_a_function_named_again_on_the_command_line_is_resumed(folder):
+    from qat.cli.compose import Composer
+    from qat.cli.recipes import find_recipes
+    from qat.cli.resume import resumed
+    from qat.errors import ConfigError
+
+    (folder / "result.json").unlink()
+    path = folder / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**config, "model": {**config["model"], "source": "python", "name": "elsewhere:net"}}))
+    with Composer(find_recipes()) as composer:
+        assert resumed([f"resume={folder}", "model.name=elsewhere:net"], composer)["model"]["name"] == "elsewhere:net"
+        for words in ([], ["model.name=elsewhere:other"]):
+            with pytest.raises(ConfigError, match=r"model\.name: found 'elsewhere:net'"):
+                resumed([f"resume={folder}", *words], composer)
 
 
 @pytest.mark.parametrize(("key", "value"), [("qat.data", "{"), ("qat.data", "[1]"), ("qat.classes", "7")])

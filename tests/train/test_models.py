@@ -96,6 +96,7 @@ def test_timm_name_with_a_weights_tag_builds_the_architecture():
         ({"source": "qat", "name": "resnet18", "options": {"depth": 3}}, r"model\.options.*depth"),
         ({"source": "timm", "name": "resnet18", "options": {"depth": 3}}, r"model\.options.*depth"),
         ({"source": "qat", "name": "resnet18", "options": {"width": 0.5, "stem_type": "deep"}}, "width"),
+        ({"source": "timm", "name": "resnet10t", "options": {"act_layer": "os.system"}}, r"model\.options.*os\.system"),
         ({"source": "timm", "name": "regnetx_002", "small_input": True}, "RegNet.*timm ResNet.*torchvision MobileNetV2"),
         ({"source": "python", "name": "no_colon"}, "package.module:function"),
         ({"source": "python", "name": "no_such_module:build"}, "no_such_module"),

@@ -26,8 +26,10 @@ def build_model(model: dict[str, Any], num_classes: int, in_channels: int) -> nn
     build = SOURCES[check_name("model.source", source, SOURCES)]
     try:
         network = build(name, num_classes, in_channels, dict(options))
-    except TypeError as error:
-        found = f"{options or 'no options'} ({error})"
+    except (TypeError, KeyError, ValueError, RuntimeError, OSError) as error:
+        if isinstance(error, ConfigError) or (source == "python" and not isinstance(error, TypeError)):
+            raise
+        found = f"{options or 'no options'} ({next(iter(str(error).splitlines()), type(error).__name__)})"
         raise ConfigError("model.options", found, f"options that {name} takes", "Remove or correct the option.") from error
     if model.get("small_input"):
         adapt(network, name)
