@@ -33,7 +33,7 @@ _WAYS_OUT = (
 
 class _Tracer(fx.Tracer):
     def __init__(self, keep: Callable[[str], bool]):
-        super().__init__(autowrap_functions=tuple(get_notrace_functions()))
+        super().__init__(autowrap_functions=tuple(get_notrace_functions()), param_shapes_constant=True)
         self._keep = keep
         self.failed_in: str | None = None
 

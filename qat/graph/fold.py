@@ -28,7 +28,7 @@ def fold(model: nn.Module, example_inputs: tuple) -> QuantGraph:
         CaptureError: the forward is no single graph.
     """
     graph, notes = capture(model, example_inputs)
-    pairs, report = match(graph)
+    pairs, report = match(graph, model)
     report.notes += notes
     for pair in pairs:
         layer: Any = graph.get_submodule(str(pair.layer.target))

@@ -13,6 +13,7 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils import parametrizations
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 BATCH_NORMS = (_BatchNorm, FrozenBatchNorm2d, FrozenBatchNormAct2d)
@@ -131,8 +132,11 @@ _CONCATENATIONS = _functions("cat concat concatenate".split())
 
 def is_input_norm(module: nn.Module) -> bool:
     """A normalisation whose statistics depend on each input, so that it is no fixed affine map."""
-    childless = next(module.children(), None) is None
-    return isinstance(module, INPUT_NORMS) or (childless and "Norm" in type(module).__name__ and not isinstance(module, BATCH_NORMS))
+    if isinstance(module, INPUT_NORMS):
+        return True
+    # weight_norm's and spectral_norm's parametrizations are named so too, and read no input.
+    unknown = next(module.children(), None) is None and type(module).__module__ != parametrizations.__name__
+    return unknown and "Norm" in type(module).__name__ and not isinstance(module, BATCH_NORMS)
 
 
 def is_drop_path(module: nn.Module) -> bool:

@@ -25,8 +25,8 @@ class Pair:
     norm: fx.Node
 
 
-def match(graph: fx.GraphModule, skips: Callable[[str], bool] = lambda name: False) -> tuple[list[Pair], FoldReport]:
-    """Find the foldable pairs of a captured graph (nodes annotated with shapes)."""
+def match(graph: fx.GraphModule, model: nn.Module, skips: Callable[[str], bool] = lambda name: False) -> tuple[list[Pair], FoldReport]:
+    """Find the foldable pairs of `graph`, captured from `model` (nodes annotated with shapes), and a reason for every other norm."""
     modules = dict(graph.named_modules(remove_duplicate=False))
     calls = Counter(id(modules[str(n.target)]) for n in graph.graph.nodes if n.op == "call_module")
     shared = _shared_parameters(graph)
@@ -39,9 +39,10 @@ def match(graph: fx.GraphModule, skips: Callable[[str], bool] = lambda name: Fal
         if module is None or id(module) in seen:
             continue
         if not isinstance(module, BATCH_NORMS):
-            inside = [name for name, m in module.named_modules() if name and isinstance(m, BATCH_NORMS)]
+            inside = [(name, m) for name, m in module.named_modules() if name and (isinstance(m, BATCH_NORMS) or is_input_norm(m))]
             reason = f"inside '{node.target}', which is kept whole: it is not frozen or re-estimated either"
-            report.left += [(f"{node.target}.{name}", reason) for name in inside]
+            report.left += [(f"{node.target}.{name}", reason) for name, m in inside if id(m) not in seen]
+            seen |= {id(module), *(id(m) for _, m in inside)}
         if is_input_norm(module):
             why: str | None = f"{type(module).__name__} depends on each input: not a fixed affine map"
         elif isinstance(module, BATCH_NORMS):
@@ -54,7 +55,15 @@ def match(graph: fx.GraphModule, skips: Callable[[str], bool] = lambda name: Fal
             report.folded.append((str(node.args[0].target), str(node.target)))
         else:
             report.left.append((str(node.target), why))
+    report.left += _uncalled(model, report)
     return pairs, report
+
+
+def _uncalled(model: nn.Module, report: FoldReport) -> list[tuple[str, str]]:
+    modules = dict(model.named_modules(remove_duplicate=False))
+    told = {id(modules[name]) for name in [norm for _, norm in report.folded] + [norm for norm, _ in report.left] if name in modules}
+    norms = [name for name, m in model.named_modules() if (isinstance(m, BATCH_NORMS) or is_input_norm(m)) and id(m) not in told]
+    return [(name, "never called in the forward that was captured: not part of the network") for name in norms]
 
 
 def _reason(norm: fx.Node, modules: dict[str, nn.Module], calls: Counter, shared: set[int], skips: Callable[[str], bool]) -> str | None:

@@ -43,7 +43,7 @@ def prepare(model: nn.Module, example_inputs: tuple, config: QATConfig | None = 
     if any(isinstance(m, (FoldedConvBN, FakeQuantizer)) for m in model.modules()):
         raise QATError("prepare", "a network that is prepared already", "a float network", "Prepare the float model, or use qat.refold.")
     graph, notes = capture(model, example_inputs, config.skips)
-    pairs, report = match(graph, config.skips)
+    pairs, report = match(graph, model, config.skips)
     report.notes += notes
     _check_overrides(model, graph, config)
     for pair in pairs:
@@ -94,6 +94,7 @@ def _quantize_other_layers(graph: fx.GraphModule, config: QATConfig, report: Fol
     for name, module in graph.named_modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(name)
+    seen: set[int] = set()
     for node in graph.graph.nodes:
         if node.op != "call_module":
             if getattr(node.target, "__name__", "") in ("conv1d", "conv2d", "conv3d", "linear"):
@@ -101,9 +102,10 @@ def _quantize_other_layers(graph: fx.GraphModule, config: QATConfig, report: Fol
             continue
         name = str(node.target)
         layer = graph.get_submodule(name)
-        if not isinstance(layer, WEIGHTED) or config.skips(name):
+        if not isinstance(layer, WEIGHTED) or config.skips(name) or id(layer) in seen:
             continue
-        tied = {other for p in layer.parameters() for other in owners[id(p)] if other != name}
+        seen.add(id(layer))
+        tied = {other for p in layer.parameters() for other in owners[id(p)] if other != name and not other.startswith(f"{name}.")}
         if len(node.args) != 1 or node.kwargs:
             report.notes.append(f"{name}: stays float, it is called with more than its input")
             continue
