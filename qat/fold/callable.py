@@ -6,11 +6,11 @@ from typing import Any
 
 
 class CallablePackage(ModuleType):
-    def __call__(self, model: Any, example_inputs: tuple) -> Any:
+    def __call__(self, model: Any, example_inputs: tuple, overrides: Any = None, concrete_args: Any = None) -> Any:
         # The room above is entered only when a user calls through this name.
         from qat.graph.fold import fold
 
-        return fold(model, example_inputs)
+        return fold(model, example_inputs, overrides, concrete_args)
 
 
 def make_callable(package: str) -> None:

@@ -1,6 +1,6 @@
 """One torch.fx graph from a float model, or an error that names the module and the source line.
 
-Convolutions, normalisations, activations and their subclasses (timm's BatchNormAct2d, Conv2dSame, ...) stay whole.
+Convolutions, normalisations, activations and their subclasses (timm's BatchNormAct2d, Conv2dSame, ...) stay whole; see `tracer.py`.
 The model is traced twice, for training and for evaluation: a branch on `self.training` cannot be baked in unseen.
 """
 
@@ -10,68 +10,50 @@ import copy
 import inspect
 import traceback
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.models import get_notrace_functions, get_notrace_modules
 from torch import fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
+from qat.choose import check_name
 from qat.errors import CaptureError, QATError
 from qat.graph.inplace import remove_inplace
-from qat.graph.kinds import BATCH_NORMS, WEIGHTED, argument, is_activation, is_drop_path, is_input_norm
-
-_LIBRARIES = (Path(torch.__file__).parent, Path(fx.__file__).parent, Path(__file__).parent)
-_WAYS_OUT = (
-    "Keep the module whole with overrides={'<its name>': {'skip': True}}, give the deciding argument a constant default, "
-    "or rewrite the branch so that it does not depend on tensor values."
-)
+from qat.graph.kinds import argument
+from qat.graph.tracer import Tracer, bind, source_line
 
 
-class _Tracer(fx.Tracer):
-    def __init__(self, keep: Callable[[str], bool]):
-        super().__init__(autowrap_functions=tuple(get_notrace_functions()), param_shapes_constant=True)
-        self._keep = keep
-        self.failed_in: str | None = None
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        whole = isinstance(m, (*WEIGHTED, *BATCH_NORMS, *get_notrace_modules()))
-        whole = whole or is_activation(m) or is_drop_path(m) or is_input_norm(m) or self._keep(module_qualified_name)
-        return whole or super().is_leaf_module(m, module_qualified_name)
-
-    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            return super().call_module(m, forward, args, kwargs)
-        except Exception:
-            if self.failed_in is None:
-                self.failed_in = self.path_of_module(m)
-            raise
-
-
-def capture(model: nn.Module, example_inputs: tuple, keep: Callable[[str], bool] = lambda name: False) -> tuple[fx.GraphModule, list[str]]:
+def capture(
+    model: nn.Module,
+    example_inputs: tuple,
+    keep: Callable[[str], bool] = lambda name: False,
+    concrete_args: dict[str, Any] | None = None,
+) -> tuple[fx.GraphModule, list[str]]:
     """Trace a copy of `model`.
 
     Args:
         model: any module; it is left untouched.
-        example_inputs: its positional inputs; further parameters of forward keep their defaults.
+        example_inputs: its positional inputs; further parameters of forward keep their defaults. They are left untouched.
         keep: tells by qualified name which modules not to look into.
+        concrete_args: arguments of forward by name, fixed in the graph, which does not take them any more.
 
     Returns:
         the graph, every node with the shape and dtype seen on the example, and notes for the user.
 
     Raises:
         CaptureError: the forward depends on values, does not run on the example, or does there what the graph does not.
-        QATError: example_inputs is no tuple.
+        QATError: example_inputs is no tuple; concrete_args names no argument of forward.
     """
     if not isinstance(example_inputs, tuple):
         found = type(example_inputs).__name__
         raise QATError("example_inputs", found, "a tuple of the model's positional inputs", "Write (x,) for a single input.")
-    expected = _run_once(model, example_inputs)
-    training, evaluation = (_trace(copy.deepcopy(model).train(mode), example_inputs, keep) for mode in (True, False))
+    constants = _checked(model, concrete_args or {})
+    expected = _run_once(model, example_inputs, constants)
     notes: list[str] = []
+    training, evaluation = (_trace(copy.deepcopy(model).train(mode), example_inputs, keep, constants, notes) for mode in (True, False))
     graph = training
     if not _gives(training, example_inputs, expected):
         graph = evaluation
@@ -81,7 +63,7 @@ def capture(model: nn.Module, example_inputs: tuple, keep: Callable[[str], bool]
                 "a traced graph that computes something else than the model on example_inputs",
                 "a forward whose every operation torch.fx sees",
                 "Look for in-place changes of views, random numbers in eval mode, or state changed by the forward; keep that module "
-                "whole with overrides={'<its name>': {'skip': True}}.",
+                "whole with overrides={'<its name>': {'leaf': True}}.",
             )
         notes.append("forward differs between training and evaluation: the evaluation branch was captured")
     modes = {name: module.training for name, module in model.named_modules(remove_duplicate=False)}
@@ -91,10 +73,17 @@ def capture(model: nn.Module, example_inputs: tuple, keep: Callable[[str], bool]
     return graph, notes
 
 
-def _run_once(model: nn.Module, example_inputs: tuple) -> Any:
+def _checked(model: nn.Module, concrete_args: dict[str, Any]) -> dict[str, Any]:
+    for name in concrete_args:
+        check_name("concrete_args", name, list(inspect.signature(model.forward).parameters))
+    return concrete_args
+
+
+def _run_once(model: nn.Module, example_inputs: tuple, constants: dict[str, Any]) -> Any:
     try:
         with torch.no_grad():
-            return copy.deepcopy(model).eval()(*example_inputs)
+            args, kwargs, _ = bind(model.forward, _own(example_inputs), constants)
+            return copy.deepcopy(model).eval()(*args, **kwargs)
     except Exception as error:
         shapes = ", ".join(str(tuple(x.shape)) if isinstance(x, torch.Tensor) else type(x).__name__ for x in example_inputs)
         raise CaptureError(
@@ -105,15 +94,22 @@ def _run_once(model: nn.Module, example_inputs: tuple) -> Any:
         ) from error
 
 
-def _trace(model: nn.Module, example_inputs: tuple, keep: Callable[[str], bool]) -> fx.GraphModule:
-    defaults = _defaults_beyond(model, len(example_inputs))
-    tracer = _Tracer(keep)
+def _trace(
+    model: nn.Module, example_inputs: tuple, keep: Callable[[str], bool], constants: dict[str, Any], notes: list[str]
+) -> fx.GraphModule:
+    tracer = Tracer(keep, example_inputs, constants)
     try:
-        graph = tracer.trace(model, concrete_args=defaults or None)
+        graph = tracer.trace(model)
     except Exception as error:
-        where = tracer.failed_in or type(model).__name__
-        raise CaptureError(where, f"{error} ({_source_line(error)})", "a forward that is one graph for every input", _WAYS_OUT) from error
-    _drop_constants(graph, set(defaults))
+        where, line = tracer.failed_in or type(model).__name__, source_line(traceback.extract_tb(error.__traceback__))
+        found = f"{str(error) or type(error).__name__} ({line})"
+        name = tracer.failed_in or "<name of a module in it>"
+        todo = (
+            f"Keep it whole with overrides={{'{name}': {{'leaf': True}}}}, leave it and its output float with "
+            f"overrides={{'{name}': {{'skip': True}}}}, or fix the argument that decides with concrete_args={{'<its name>': <value>}}."
+        )
+        raise CaptureError(where, found, "a forward that is one graph for every input", todo) from error
+    notes += [note for note in tracer.notes if note not in notes]
     graph._tracer_cls = fx.Tracer
     module = fx.GraphModule(model, graph)
     _positional_inputs(module)
@@ -140,12 +136,6 @@ def _drop_constants(graph: fx.Graph, names: set[str]) -> None:
                 graph.erase_node(reader)
             graph.erase_node(user)
         graph.erase_node(node)
-
-
-def _source_line(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not any(Path(f.filename).is_relative_to(lib) for lib in _LIBRARIES) and not f.filename.startswith("<")]
-    return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else "source line unknown"
 
 
 def _positional_inputs(module: fx.GraphModule) -> None:
@@ -181,9 +171,21 @@ def _drop_identities(module: fx.GraphModule) -> None:
 
 def _gives(graph: fx.GraphModule, example_inputs: tuple, expected: Any) -> bool:
     with torch.no_grad():
-        got = tree_leaves(copy.deepcopy(graph).eval()(*example_inputs))
-    wanted = tree_leaves(expected)
+        got = _leaves(copy.deepcopy(graph).eval()(*_own(example_inputs)))
+    wanted = _leaves(expected)
     return len(wanted) == len(got) and all(map(_same_value, wanted, got))
+
+
+def _own(example_inputs: tuple) -> tuple:
+    """A forward may change its inputs in place; each run gets tensors of its own."""
+    return tree_map(lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else copy.deepcopy(x), example_inputs)
+
+
+def _leaves(outputs: Any) -> list[Any]:
+    """Tensors and plain values in containers and dataclasses."""
+    found = tree_leaves(outputs)
+    parts = [[getattr(x, f.name) for f in fields(x)] if is_dataclass(x) and not isinstance(x, type) else None for x in found]
+    return [leaf for x, part in zip(found, parts) for leaf in ([x] if part is None else _leaves(part))]
 
 
 def _same_value(expected: Any, got: Any) -> bool:
@@ -199,7 +201,7 @@ def _same_value(expected: Any, got: Any) -> bool:
 def _annotate(graph: fx.GraphModule, example_inputs: tuple) -> None:
     scratch = copy.deepcopy(graph).eval()
     with torch.no_grad():
-        ShapeProp(scratch).propagate(*example_inputs)
+        ShapeProp(scratch).propagate(*_own(example_inputs))
     for node, seen in zip(graph.graph.nodes, scratch.graph.nodes, strict=True):
         if "tensor_meta" in seen.meta:
             node.meta["tensor_meta"] = seen.meta["tensor_meta"]

@@ -14,7 +14,7 @@ from qat.quant import RANGES, QuantSpec
 from qat.targets import TARGETS
 
 _RANGES = [*RANGES, "lsq"]
-_LAYER_KEYS = ("weight", "activation", "skip")
+_LAYER_KEYS = ("weight", "activation", "skip", "leaf")
 _SPEC_KEYS = tuple(f.name for f in fields(QuantSpec))
 
 
@@ -33,8 +33,9 @@ class QATConfig:
         weight_range: minmax | percentile | mse | lsq; all but the last follow the weights at hand.
         activation_range: ema | minmax | percentile | mse | lsq; all but the last are collected over batches.
         overrides: pattern (fnmatch over qualified layer or graph node names) -> {"weight": {spec keys, "range"},
-            "activation": {spec keys, "range"}, "skip": True}. Later patterns win. A skipped layer is not looked into,
-            keeps its BN and gets no quantizer.
+            "activation": {spec keys, "range"}, "skip": True, "leaf": True}. Later patterns win. A skipped layer is not looked into,
+            keeps its BN and gets no quantizer. A leaf is not looked into either and computes in float, but its input and its output
+            are quantized as those of any operation.
         fold_options: keyword arguments of the strategy (for example r_max of `batch_renorm`).
         target: key of `TARGETS`, the machine the network is trained for; None for no particular one. See `for_target`.
 
@@ -112,7 +113,14 @@ class QATConfig:
 
     def skips(self, name: str) -> bool:
         """Whether the layer of this qualified name is to be left exactly as it is."""
-        said = [layer["skip"] for pattern, layer in self.overrides.items() if "skip" in layer and fnmatchcase(name, pattern)]
+        return self._says(name, "skip")
+
+    def keeps_whole(self, name: str) -> bool:
+        """Whether the layer of this qualified name, skipped or a leaf, is not looked into and stays float."""
+        return self._says(name, "skip") or self._says(name, "leaf")
+
+    def _says(self, name: str, key: str) -> bool:
+        said = [layer[key] for pattern, layer in self.overrides.items() if key in layer and fnmatchcase(name, pattern)]
         return bool(said) and said[-1]
 
     def weight_for(self, name: str) -> tuple[QuantSpec, str]:
@@ -129,15 +137,15 @@ class QATConfig:
 
 
 def _check_override(where: str, layer: Any) -> None:
-    """Raise ConfigError unless `layer` is {"skip": bool, "weight": {...}, "activation": {...}} or a part of it."""
-    todo = "Write {'weight': {'bits': 4}} or {'skip': True}."
+    """Raise ConfigError unless `layer` is {"skip": bool, "leaf": bool, "weight": {...}, "activation": {...}} or a part of it."""
+    todo = "Write {'weight': {'bits': 4}}, {'skip': True} or {'leaf': True}."
     if not isinstance(layer, dict):
         raise ConfigError(where, repr(layer), "a mapping", todo)
     for key, value in layer.items():
         check_name(where, key, _LAYER_KEYS)
-        if key == "skip" and not isinstance(value, bool):
-            raise ConfigError(f"{where}['skip']", repr(value), "true or false", todo)
-        if key == "skip":
+        if key in ("skip", "leaf"):
+            if not isinstance(value, bool):
+                raise ConfigError(f"{where}['{key}']", repr(value), "true or false", todo)
             continue
         if not isinstance(value, dict):
             raise ConfigError(f"{where}['{key}']", repr(value), "a mapping", todo)

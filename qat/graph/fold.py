@@ -14,21 +14,35 @@ from qat.fold.convolution import is_plain
 from qat.fold.probe import adds_bias
 from qat.fold.static import fold_once
 from qat.graph.capture import capture
+from qat.graph.config import QATConfig
 from qat.graph.match import match, replace_norm
+from qat.graph.prepare import check_overrides
 from qat.graph.prepared import QuantGraph
 
 
-def fold(model: nn.Module, example_inputs: tuple) -> QuantGraph:
+def fold(
+    model: nn.Module,
+    example_inputs: tuple,
+    overrides: dict[str, dict[str, Any]] | None = None,
+    concrete_args: dict[str, Any] | None = None,
+) -> QuantGraph:
     """Float network without the foldable BatchNorms; in eval mode it computes what `model.eval()` computes.
+
+    Args:
+        overrides: pattern -> {"skip": True} or {"leaf": True}: modules not to look into, as in `QATConfig`; here both do the same.
+        concrete_args: values of forward's arguments by name, as in `prepare`.
 
     Returns:
         a copy of the network; `.fold_report` lists folded pairs and what was left, with the reason.
 
     Raises:
         CaptureError: the forward is no single graph.
+        QATError: overrides of another form or that match nothing; concrete_args that forward does not take.
     """
-    graph, notes = capture(model, example_inputs)
-    pairs, report = match(graph, model)
+    config = QATConfig(overrides={} if overrides is None else overrides)
+    graph, notes = capture(model, example_inputs, config.keeps_whole, concrete_args)
+    check_overrides(model, graph, config)
+    pairs, report = match(graph, model, config.keeps_whole)
     report.notes += notes
     for pair in pairs:
         layer: Any = graph.get_submodule(str(pair.layer.target))

@@ -126,6 +126,8 @@ _AVERAGING_MODULES = (
 _AVERAGING_FUNCTIONS = _functions("mean interpolate avg_pool1d avg_pool2d avg_pool3d".split()) | _functions(
     "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d".split()
 )
+FUNCTIONAL_NORMS = ("batch_norm", "layer_norm", "group_norm", "instance_norm")
+FUNCTIONAL_LAYERS = tuple("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d linear".split())
 _SOFTMAXES = _functions(["softmax"])
 _CONCATENATIONS = _functions("cat concat concatenate".split())
 
@@ -183,11 +185,20 @@ def keeps_scale(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
         return str(node.target) in _KEEPING_METHODS
     if node.op != "call_function":
         return False
+    if is_taken_out(node):
+        return keeps_scale(node.all_input_nodes[0], modules)
     if node.target is F.interpolate:
         return argument(node, 3, "mode", "nearest") in ("nearest", "nearest-exact")
     if node.target is F.pad:
         return argument(node, 2, "mode", "constant") != "constant" or argument(node, 3, "value", None) in (None, 0)
     return node.target in _KEEPING_FUNCTIONS
+
+
+def is_taken_out(node: fx.Node) -> bool:
+    """An item or attribute of a tuple, mapping or object: a tensor of its own, where that of a tensor is a part of it."""
+    if node.op != "call_function" or node.target not in (operator.getitem, getattr) or not isinstance(node.args[0], fx.Node):
+        return False
+    return not hasattr(node.args[0].meta.get("tensor_meta"), "dtype")
 
 
 def is_averaging_node(node: fx.Node, modules: dict[str, nn.Module]) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import fx, nn
 
 from qat.fold import check_foldable
-from qat.graph.kinds import BATCH_NORMS, WEIGHTED, describe, is_input_norm, module_of
+from qat.graph.kinds import BATCH_NORMS, FUNCTIONAL_NORMS, WEIGHTED, describe, is_input_norm, module_of
 from qat.graph.report import FoldReport
 
 
@@ -34,8 +34,9 @@ def match(graph: fx.GraphModule, model: nn.Module, skips: Callable[[str], bool] 
     seen: set[int] = set()
     for node in graph.graph.nodes:
         module = module_of(node, modules)
-        if getattr(node.target, "__name__", "") in ("batch_norm", "layer_norm", "group_norm", "instance_norm"):
-            report.left.append((node.name, "functional call: its parameters belong to no module; use the nn module to have it considered"))
+        if getattr(node.target, "__name__", "") in FUNCTIONAL_NORMS:
+            why_functional = "functional call: its parameters belong to no module; use the nn module to have it considered"
+            report.left.append((node.name, f"{why_functional} ({node.meta.get('source', 'source line unknown')})"))
         if module is None or id(module) in seen:
             continue
         if not isinstance(module, BATCH_NORMS):
@@ -70,7 +71,7 @@ def _reason(norm: fx.Node, modules: dict[str, nn.Module], calls: Counter, shared
     bn = modules[str(norm.target)]
     source = norm.args[0] if norm.args else norm.kwargs.get("input")
     if skips(str(norm.target)):
-        return "skipped by an override"
+        return "skipped, or kept whole, by an override"
     if calls[id(bn)] > 1:
         return f"called at {calls[id(bn)]} places: one BatchNorm cannot be folded into several layers"
     if not isinstance(source, fx.Node) or not norm.args:
@@ -80,7 +81,7 @@ def _reason(norm: fx.Node, modules: dict[str, nn.Module], calls: Counter, shared
         return f"its input is {describe(source, modules)}, not the output of a convolution or linear layer"
     name = str(source.target)
     if skips(name):
-        return f"'{name}' is skipped by an override"
+        return f"'{name}' is skipped, or kept whole, by an override"
     if calls[id(layer)] > 1:
         return f"'{name}' is called at {calls[id(layer)]} places"
     if len(source.args) != 1 or source.kwargs:

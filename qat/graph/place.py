@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 
 from qat.fold import FoldedConvBN
 from qat.graph.config import QATConfig
-from qat.graph.kinds import arithmetic_of, is_activation_node, keeps_scale, module_of
+from qat.graph.kinds import arithmetic_of, is_activation_node, is_taken_out, keeps_scale, module_of
 from qat.quant import FakeQuantizer
 from qat.targets import TARGETS
 
@@ -107,7 +107,9 @@ def remove_next_inputs(graph: fx.GraphModule) -> None:
 
 
 def _names(node: fx.Node) -> tuple[str, ...]:
-    """What an override may call a node's tensor: the graph node, and the module or input."""
+    """What an override may call a node's tensor: the graph node, and the module or input that it is, or is taken out of."""
+    if is_taken_out(node):
+        return (node.name, *_names(node.all_input_nodes[0]))
     return (node.name, str(node.target)) if node.op != "call_function" else (node.name,)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import fx, nn
 
@@ -12,7 +13,7 @@ from qat.fold import STRATEGIES, FoldedConvBN, check_foldable
 from qat.fold.static import Static
 from qat.graph.capture import capture
 from qat.graph.config import QATConfig
-from qat.graph.kinds import BATCH_NORMS, WEIGHTED
+from qat.graph.kinds import BATCH_NORMS, FUNCTIONAL_LAYERS, WEIGHTED
 from qat.graph.left_norm import LeftBatchNorm
 from qat.graph.match import Pair, match, replace_norm
 from qat.graph.place import place_quantizers, tell_layers_their_input
@@ -21,31 +22,39 @@ from qat.graph.report import FoldReport
 from qat.quant import FakeQuantizer
 
 
-def prepare(model: nn.Module, example_inputs: tuple, config: QATConfig | None = None) -> QuantGraph:
+def prepare(
+    model: nn.Module, example_inputs: tuple, config: QATConfig | None = None, concrete_args: dict[str, Any] | None = None
+) -> QuantGraph:
     """Fold what can be folded, quantize weights and activations; `model` is left untouched.
 
     Args:
         model: float network, in training or evaluation mode (kept).
-        example_inputs: tuple of its positional inputs, for shapes only.
+        example_inputs: tuple of its positional inputs without those in concrete_args, for shapes only.
         config: strategy and quantizers; QATConfig() when absent.
+        concrete_args: values of forward's arguments by name, fixed in the network, which does not take them any more.
+
+    A forward that branches on the values of a tensor is no single graph. Three ways out, each with an example in docs/capture.md:
+        leaf: `QATConfig(overrides={"gate": {"leaf": True}})` keeps the module whole and float; its input and output are quantized.
+        concrete arguments: `prepare(model, (x,), concrete_args={"mode": "fast"})`, where an argument decides.
+        skip: `QATConfig(overrides={"gate": {"skip": True}})` leaves the module and its output float.
 
     Returns:
         a network to train with any loop; layers keep their qualified names, activation quantizers are
         `quantizers.<graph node>`; `.fold_report` says what was folded and what was left, with the reason.
 
     Raises:
-        CaptureError: the forward is no single graph.
-        QATError: a network prepared before; an override that matches nothing.
+        CaptureError: the forward is no single graph; names the module, its source line and the ways out.
+        QATError: a network prepared before; an override that matches nothing; concrete_args that forward does not take.
     """
     config = QATConfig() if config is None else config
     if not isinstance(config, QATConfig):
         raise QATError("prepare", f"{config!r} as config", "a QATConfig", "Write qat.QATConfig(fold='static').")
     if any(isinstance(m, (FoldedConvBN, FakeQuantizer)) for m in model.modules()):
         raise QATError("prepare", "a network that is prepared already", "a float network", "Prepare the float model, or use qat.refold.")
-    graph, notes = capture(model, example_inputs, config.skips)
-    pairs, report = match(graph, model, config.skips)
+    graph, notes = capture(model, example_inputs, config.keeps_whole, concrete_args)
+    pairs, report = match(graph, model, config.keeps_whole)
     report.notes += notes
-    _check_overrides(model, graph, config)
+    check_overrides(model, graph, config)
     for pair in pairs:
         _fold_pair(graph, pair, config, model.training)
     _quantize_other_layers(graph, config, report)
@@ -57,7 +66,8 @@ def prepare(model: nn.Module, example_inputs: tuple, config: QATConfig | None = 
     return prepared
 
 
-def _check_overrides(model: nn.Module, graph: fx.GraphModule, config: QATConfig) -> None:
+def check_overrides(model: nn.Module, graph: fx.GraphModule, config: QATConfig) -> None:
+    """Raise QATError where a pattern matches neither a module of the model nor a node of its graph."""
     names = sorted({name for name, _ in model.named_modules() if name} | {n.name for n in graph.graph.nodes})
     for pattern in config.overrides:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -97,12 +107,13 @@ def _quantize_other_layers(graph: fx.GraphModule, config: QATConfig, report: Fol
     seen: set[int] = set()
     for node in graph.graph.nodes:
         if node.op != "call_module":
-            if getattr(node.target, "__name__", "") in ("conv1d", "conv2d", "conv3d", "linear"):
-                report.notes.append(f"{node.name}: functional call, its weight is quantized like an activation; use the nn module")
+            if getattr(node.target, "__name__", "") in FUNCTIONAL_LAYERS:
+                line = node.meta.get("source", "source line unknown")
+                report.notes.append(f"{node.name}: functional call, its weight is quantized like an activation; use the nn module ({line})")
             continue
         name = str(node.target)
         layer = graph.get_submodule(name)
-        if not isinstance(layer, WEIGHTED) or config.skips(name) or id(layer) in seen:
+        if not isinstance(layer, WEIGHTED) or config.keeps_whole(name) or id(layer) in seen:
             continue
         seen.add(id(layer))
         tied = {other for p in layer.parameters() for other in owners[id(p)] if other != name and not other.startswith(f"{name}.")}

@@ -54,7 +54,7 @@ class QuantConfig:
     activation: QuantizerConfig = field(
         default_factory=lambda: QuantizerConfig(symmetric=False, per_channel=False, narrow=False, range="ema")
     )
-    overrides: dict[str, Any] = field(default_factory=dict)  # layer name pattern -> {skip: true} or {weight: {bits: 8}}
+    overrides: dict[str, Any] = field(default_factory=dict)  # layer name pattern -> {skip: true}, {leaf: true} or {weight: {bits: 8}}
     calibration_batches: int = 8
     range_search: int = 0  # batches on which learned weight ranges are chosen by the network's output before training; 0: none
     delay: Any = 0  # null | steps | share of the run

@@ -55,7 +55,9 @@ def _layers(quant: dict[str, Any], target: str, problems: Problems) -> None:
         grids = QATConfig.for_target(target) if target in TARGETS else QATConfig()
         replace(grids, overrides=quant["overrides"])
     except ValueError as error:
-        problems.add("quant.overrides", str(error), "layer name pattern -> {skip: true} or {weight: {bits: 8}}", "Change the entry.")
+        problems.add(
+            "quant.overrides", str(error), "layer name pattern -> {skip: true}, {leaf: true} or {weight: {bits: 8}}", "Change the entry."
+        )
 
 
 def _moments(config: dict[str, Any], problems: Problems) -> None:
