@@ -10,7 +10,7 @@ import copy
 import inspect
 import operator
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -92,7 +92,9 @@ class Tracer(fx.Tracer):
             tracer.root.add_module(name, AutogradFunction(cls))
             return tracer.create_proxy("call_module", name, args, {})
 
-        with torch.enable_grad(), patch.object(torch.autograd.Function, "apply", classmethod(recorded)):
+        function = patch.object(torch.autograd.Function, "apply", classmethod(recorded))
+        length = patch.object(fx.Proxy, "__len__", lambda proxy: tracer.count(proxy))
+        with torch.enable_grad(), function, length:
             graph = super().trace(root)
         _detach_what_had_no_gradient(graph)
         return graph
@@ -140,8 +142,7 @@ class Tracer(fx.Tracer):
             return super().to_bool(obj)
         try:
             answer, *seen = self._values([obj.node, *atoms], self._inputs)
-            twice = tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.dim() else t, self._inputs)
-            _, *seen_twice = self._values([obj.node, *atoms], twice)
+            _, *seen_twice = self._values([obj.node, *atoms], self._twice())
         except Exception:
             return super().to_bool(obj)
         if seen != seen_twice:
@@ -151,6 +152,20 @@ class Tracer(fx.Tracer):
         if ": assert " not in line and note not in self.notes:
             self.notes.append(note)
         return bool(answer)
+
+    def iter(self, obj: Any) -> Iterator[Any]:
+        return (obj[i] for i in range(self.count(obj)))
+
+    def count(self, obj: fx.Proxy) -> int:
+        """Items of a shape, or of a tuple or list of tensors; a tensor's are its batch, and refused."""
+        sizes = [value for inputs in (self._inputs, self._twice()) for value in self._values([obj.node], inputs)]
+        if any(not isinstance(value, (tuple, list)) for value in sizes) or len(sizes[0]) != len(sizes[1]):
+            raise fx.proxy.TraceError("a loop over a tensor, or its length, which follow the batch size")
+        return len(sizes[0])
+
+    def _twice(self) -> tuple:
+        """The example with twice the batch."""
+        return tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.dim() else t, self._inputs)
 
     def _values(self, wanted: list[fx.Node], inputs: tuple) -> list[Any]:
         """What the nodes so far give on `inputs`, in evaluation."""

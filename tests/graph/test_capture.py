@@ -96,7 +96,15 @@ def adds_in_place(m, x):
     return y
 
 
+def loops(m, x):
+    y = m.norm(x) if len(x.shape) == 4 else x
+    parts = [part * (i + 1) for i, part in enumerate(y.chunk(len(y.split(2, 1)), 1))]
+    return operator.sub(*parts)
+
+
 FORWARDS = {
+    "loops": (loops, (X,)),
+    "starred_input": (lambda m, xs: operator.add(*[m.norm(xs[0]), *xs[1:]]), ((X, Y),)),
     "relu": (lambda m, x: F.relu(m.norm(x)), (X,)),
     "add": (lambda m, x: m.norm(x) + m.conv2(m.conv(x)), (X,)),
     "iadd": (adds_in_place, (X,)),
@@ -113,6 +121,7 @@ FORWARDS = {
     "dataclass": (lambda m, x: Pair(m.norm(x), m.conv2(m.conv(x))), (X,)),
     "list_input": (lambda m, xs: m.norm(xs[0]) + xs[1], ([X, Y],)),
     "dict_input": (lambda m, xs: m.norm(xs["x"]) + xs["y"], ({"x": X, "y": Y},)),
+    "dataclass_input": (lambda m, xs: m.norm(xs.a) + xs.b, (Pair(X, Y),)),
     "namedtuple_input": (lambda m, xs: m.norm(xs.a) + xs.b, (Two(X, Y),)),
     "several_inputs": (lambda m, x, y: (m.norm(x), y * m.conv2(y)), (X, Y)),
     "called_twice": (lambda m, x: m.block(m.block(m.norm(x))), (X,)),
@@ -163,7 +172,7 @@ def test_folded_prepared_and_converted_compute_the_forward(name):
         assert float((q - e).detach().abs().max()) <= 0.06 * float(e.detach().abs().max())
 
 
-@pytest.mark.parametrize("name", ["list_input", "dict_input", "namedtuple_input"])
+@pytest.mark.parametrize("name", ["list_input", "dict_input", "namedtuple_input", "dataclass_input"])
 def test_every_tensor_of_a_structured_input_is_quantized(name):
     forward, inputs = FORWARDS[name]
     prepared = qat.prepare(network(forward), inputs)
@@ -218,6 +227,12 @@ def batch_branch(m, x):
 def test_a_branch_on_the_batch_size_is_refused():
     with pytest.raises(qat.CaptureError, match=r"if x\.shape\[0\] > 2"):
         qat.fold(network(batch_branch), (X,))
+
+
+@pytest.mark.parametrize("forward", [lambda m, x: sum(m.conv(x)), lambda m, x: m.conv(x) * len(x)])
+def test_a_loop_over_the_batch_is_refused(forward):
+    with pytest.raises(qat.CaptureError, match=r"batch size \(.*test_capture\.py:\d+"):
+        qat.fold(network(forward), (X,))
 
 
 def training_branch(m, x):
