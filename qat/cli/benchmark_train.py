@@ -126,11 +126,8 @@ def write(arguments: argparse.Namespace, rows: list[dict[str, Any]], skipped: di
     """training.json and training.svg in the output folder."""
     arguments.output.mkdir(parents=True, exist_ok=True)
     keys = ("models", "strategies", "batch", "size", "rounds", "threads", "device")
-    words = [
-        "train",
-        *(f"--{key}={getattr(arguments, key)}" for key in keys),
-        *(f"--{key}" for key in ("compile", "peers") if getattr(arguments, key)),
-    ]
+    words = ["train", *(f"--{key}={getattr(arguments, key)}" for key in keys)]
+    words += [f"--{key}" for key in ("compile", "peers") if getattr(arguments, key)]
     libraries = {name: installed(package) for name, package in LIBRARIES.items()} if arguments.peers else {}
     found = {
         "command": " ".join(["python scripts/benchmark.py", *words]),

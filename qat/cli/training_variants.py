@@ -8,6 +8,7 @@ import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,12 +32,13 @@ class Variant:
 def our_variants(model: nn.Module, x: Tensor, strategies: list[str]) -> dict[str, Callable[[], Variant]]:
     """Builders by name. A strategy whose training forward changes with the freeze has two, and moving_average two sources of statistics."""
     builders: dict[str, Callable[[], Variant]] = {FLOAT: lambda: Variant(copy.deepcopy(model))}
+    prepared = partial(_prepared, model, x)
     for name in strategies:
-        builders[name] = lambda name=name: _prepared(model, x, name)
+        builders[name] = partial(prepared, name)
         if name == "moving_average":
-            builders[f"{name}, quantized statistics"] = lambda name=name: _prepared(model, x, name, statistics="quantized")
+            builders[f"{name}, quantized statistics"] = partial(prepared, name, statistics="quantized")
         if not qat.STRATEGIES[name].always_frozen and qat.STRATEGIES[name].keeps_bn:
-            builders[f"{name}, after freeze"] = lambda name=name: _prepared(model, x, name, freeze=True)
+            builders[f"{name}, after freeze"] = partial(prepared, name, freeze=True)
     return builders
 
 

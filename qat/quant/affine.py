@@ -126,8 +126,10 @@ class _Rounded(torch.autograd.Function):
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Keeps its input, which the layer before mostly keeps as well, and finds the codes once more in the backward pass: cheaper in time than
-    comparing and multiplying by booleans on a CPU, and in memory than any mask."""
+    """Keeps its input, which the layer before mostly keeps as well, and finds the codes once more in the backward pass.
+
+    On a CPU that costs less time than comparing and multiplying by booleans, and no memory for a mask.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor | None, qmin: int, qmax: int) -> Tensor:
