@@ -32,6 +32,11 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
 
 
+def has_known_forward(bn: nn.Module) -> bool:
+    """Whether the forward is batch normalization as torch, timm or torchvision write it."""
+    return type(bn).forward in _KNOWN_FORWARDS and "forward" not in bn.__dict__
+
+
 def _check_layer(conv: nn.Module) -> str | None:
     kind = type(conv).__name__
     if not isinstance(conv, (_ConvNd, nn.Linear)):
@@ -58,7 +63,7 @@ def _check_norm(bn: nn.Module) -> str | None:
     kind = type(bn).__name__
     if not isinstance(bn, (_BatchNorm, *FROZEN_NORMS)):
         return f"{kind} is not a BatchNorm"
-    if type(bn).forward not in _KNOWN_FORWARDS or "forward" in bn.__dict__:
+    if not has_known_forward(bn):
         return f"{kind} has a forward of its own, which may not be batch normalization"
     if bn.running_mean is None or bn.running_var is None or not getattr(bn, "track_running_stats", True):
         return f"{kind} has no running statistics (track_running_stats=False): it normalises with each batch also in eval"

@@ -7,12 +7,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from qat.fold.foldable import FROZEN_NORMS
-from qat.fold.statistics import Pool, batch_statistics, write_pooled
+from qat.fold.base import built_in_activation
+from qat.fold.batch_norm import normalise
+from qat.fold.foldable import FROZEN_NORMS, has_hooks, has_known_forward
+from qat.fold.joint import is_joint
+from qat.fold.statistics import Pool, batch_statistics, move_running, write_pooled
 
 
 class LeftBatchNorm(nn.Module):
     """Wraps a BatchNorm that cannot be folded; `frozen` survives train(), checkpoints and deepcopy.
+
+    In training on several ranks it normalises with the statistics of the joint batch, as folded layers do; one with hooks or a forward of
+    its own is called as it is.
 
     Side effects: between `start_pooling` and `finish_pooling` batch statistics are pooled (law of total variance) and the
     running ones rest.
@@ -46,6 +52,8 @@ class LeftBatchNorm(nn.Module):
         self._pool = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.bn.training and self._normalises_jointly:
+            return self._joint_forward(x)
         if self._pool is None:
             return self.bn(x)
         with torch.no_grad():
@@ -56,6 +64,25 @@ class LeftBatchNorm(nn.Module):
             for key, value in self.bn.named_buffers():
                 value.copy_(kept[key])
         return y
+
+    @property
+    def _group(self) -> Any:
+        return getattr(self.bn, "process_group", None)
+
+    @property
+    def _normalises_jointly(self) -> bool:
+        return is_joint(self._group) and not self.always_frozen and has_known_forward(self.bn) and not has_hooks(self.bn)
+
+    def _joint_forward(self, x: torch.Tensor) -> torch.Tensor:
+        bn = self.bn
+        gamma = x.new_ones(bn.num_features) if bn.weight is None else bn.weight
+        beta = x.new_zeros(bn.num_features) if bn.bias is None else bn.bias
+        y, mean, var, count = normalise(x, gamma, beta, bn.eps, self.name, self._group)
+        if self._pool is not None:
+            self._pool.add(mean, var, count)
+        elif bn.running_mean is not None:
+            move_running(bn, mean, var, count)
+        return built_in_activation(bn)(y)
 
     def get_extra_state(self) -> torch.Tensor:
         """Whether the statistics rest; a tensor, as averages of weights expect of all that a state dict holds."""

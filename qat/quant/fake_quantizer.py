@@ -222,7 +222,7 @@ class FakeQuantizer(QuantizerState):
         x = x.detach()
         magnitude, ends = mean_magnitude(x, self.spec, self.axis), extent(*minmax(x, self.spec, self.axis))
         if self.running:
-            magnitude, ends = joint_mean(magnitude), joint(ends)
+            magnitude, ends = joint_mean(magnitude, x.numel()), joint(ends)
         return *initial(magnitude, -ends[0], ends[1], self.spec), all_finite(magnitude) & all_finite(ends)
 
     def _no_range(self) -> QATError:

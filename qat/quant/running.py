@@ -21,13 +21,13 @@ def joint(new: Tensor) -> Tensor:
     return new
 
 
-def joint_mean(value: Tensor) -> Tensor:
-    """Mean over ranks, the same number on each of them."""
+def joint_mean(value: Tensor, elements: int) -> Tensor:
+    """Mean over all ranks' elements of each rank's mean over its own, the same number on each of them."""
     if not ranks():
         return value
-    value = value.clone()
-    dist.all_reduce(value)
-    return value / dist.get_world_size()
+    sums = torch.stack((value * elements, torch.full_like(value, elements)))
+    dist.all_reduce(sums)
+    return sums[0] / sums[1]
 
 
 def ranks() -> bool:
