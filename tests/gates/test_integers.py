@@ -9,7 +9,7 @@ from qat.deploy.reference import IntegerReference
 from qat.deploy.verify import verify_integers, verify_trained
 from qat.graph.lifecycle import activation_quantizers
 
-X = images(99, 256)
+X = images(99, 160)
 
 
 def trained_codes(prepared):
