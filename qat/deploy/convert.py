@@ -14,8 +14,10 @@ from qat.deploy.elementwise import integer_binary
 from qat.deploy.modules import IntegerLayer, KeepFloat, QuantizeDequantize
 from qat.errors import QATError
 from qat.fold import FoldedConvBN
+from qat.fold.rounded_away import describe_rounded_away, rounded_away
 from qat.graph.kinds import WEIGHTED, is_clip_node, is_softmax_node, keeps_scale, module_of
 from qat.graph.left_norm import LeftBatchNorm
+from qat.graph.lifecycle import folded_layers
 from qat.graph.place import QUANTIZERS, quantizer_behind, remove_next_inputs
 from qat.graph.prepared import QuantGraph
 from qat.quant import FakeQuantizer
@@ -24,6 +26,9 @@ from qat.quant.bias import too_large
 
 def convert(prepared: QuantGraph) -> QuantGraph:
     """Integers of a prepared network; `prepared` is left untouched.
+
+    Warns of layers whose weight scale was raised, and of those whose one weight scale rounds channels to 0; the latter stand in the notes
+    of `.fold_report` as well.
 
     Returns:
         a network in eval mode whose forward is the arithmetic of the graph that `export_onnx` writes.
@@ -38,6 +43,9 @@ def convert(prepared: QuantGraph) -> QuantGraph:
             "convert", type(prepared).__name__, "a network from qat.prepare", "Call qat.prepare and qat.calibrate or train first."
         )
     graph = copy.deepcopy(prepared).eval().cpu()
+    vanished = [describe_rounded_away(name, channels) for name, layer in folded_layers(graph).items() if (channels := rounded_away(layer))]
+    for line in vanished:
+        warnings.warn(line, stacklevel=2)
     remove_next_inputs(graph)
     _one_module_a_call(graph)
     with torch.no_grad():
@@ -47,7 +55,9 @@ def convert(prepared: QuantGraph) -> QuantGraph:
     _repeat_kept_grids(graph)
     _fuse_elementwise(graph)
     _keep_float_layers(graph)
-    graph.meta = {**prepared.meta, "converted": True}
+    report = copy.deepcopy(prepared.fold_report)
+    report.notes += vanished
+    graph.meta = {**prepared.meta, "fold_report": report, "converted": True}
     graph.recompile()
     return graph.eval()
 

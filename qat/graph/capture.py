@@ -11,7 +11,7 @@ import inspect
 import traceback
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,10 @@ from qat.choose import check_name
 from qat.errors import CaptureError, QATError
 from qat.graph.inplace import remove_inplace
 from qat.graph.kinds import argument
+from qat.graph.prepared import computed_tensors
 from qat.graph.tracer import Tracer, bind, source_line
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def capture(
@@ -53,7 +56,7 @@ def capture(
     constants = _checked(model, concrete_args or {})
     expected = _run_once(model, example_inputs, constants)
     notes: list[str] = []
-    training, evaluation = (_trace(copy.deepcopy(model).train(mode), example_inputs, keep, constants, notes) for mode in (True, False))
+    training, evaluation = (_trace(_copy(model).train(mode), example_inputs, keep, constants, notes) for mode in (True, False))
     graph = training
     if not _gives(training, example_inputs, expected):
         graph = evaluation
@@ -79,11 +82,15 @@ def _checked(model: nn.Module, concrete_args: dict[str, Any]) -> dict[str, Any]:
     return concrete_args
 
 
+def _copy(model: Model) -> Model:
+    return copy.deepcopy(model, computed_tensors(model))
+
+
 def _run_once(model: nn.Module, example_inputs: tuple, constants: dict[str, Any]) -> Any:
     try:
         with torch.no_grad():
             args, kwargs, _ = bind(model.forward, _own(example_inputs), constants)
-            return copy.deepcopy(model).eval()(*args, **kwargs)
+            return _copy(model).eval()(*args, **kwargs)
     except Exception as error:
         shapes = ", ".join(str(tuple(x.shape)) if isinstance(x, torch.Tensor) else type(x).__name__ for x in example_inputs)
         raise CaptureError(
@@ -171,7 +178,7 @@ def _drop_identities(module: fx.GraphModule) -> None:
 
 def _gives(graph: fx.GraphModule, example_inputs: tuple, expected: Any) -> bool:
     with torch.no_grad():
-        got = _leaves(copy.deepcopy(graph).eval()(*_own(example_inputs)))
+        got = _leaves(_copy(graph).eval()(*_own(example_inputs)))
     wanted = _leaves(expected)
     return len(wanted) == len(got) and all(map(_same_value, wanted, got))
 
@@ -194,12 +201,13 @@ def _same_value(expected: Any, got: Any) -> bool:
     if not isinstance(got, torch.Tensor) or got.shape != expected.shape or got.dtype != expected.dtype:
         return False
     tolerance = 1e-5 if expected.dtype in (torch.float32, torch.float64) else 1e-2
-    size = float(expected.abs().max()) if expected.numel() and expected.is_floating_point() else 0.0
+    finite = expected[torch.isfinite(expected)] if expected.is_floating_point() else expected[:0]
+    size = float(finite.abs().max()) if finite.numel() else 0.0
     return torch.allclose(got, expected, rtol=tolerance, atol=tolerance * size, equal_nan=True)
 
 
 def _annotate(graph: fx.GraphModule, example_inputs: tuple) -> None:
-    scratch = copy.deepcopy(graph).eval()
+    scratch = _copy(graph).eval()
     with torch.no_grad():
         ShapeProp(scratch).propagate(*_own(example_inputs))
     for node, seen in zip(graph.graph.nodes, scratch.graph.nodes, strict=True):

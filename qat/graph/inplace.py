@@ -55,7 +55,9 @@ def _is_inplace(node: fx.Node, module: fx.GraphModule) -> bool:
 
 def _make_pure(node: fx.Node) -> None:
     if node.op == "call_method":
-        node.target = str(node.target).removesuffix("_")
+        pure = str(node.target).removesuffix("_")
+        # zero_, fill_, copy_ and random ones have no such form: they change the tensor that only they and later readers have.
+        node.target = pure if hasattr(torch.Tensor, pure) else node.target
     elif node.op == "call_function":
         node.target = _OPERATORS.get(node.target, node.target)
         if "inplace" in node.kwargs:

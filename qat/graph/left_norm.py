@@ -11,7 +11,7 @@ from qat.fold.base import built_in_activation
 from qat.fold.batch_norm import normalise
 from qat.fold.foldable import FROZEN_NORMS, has_hooks, has_known_forward
 from qat.fold.joint import is_joint
-from qat.fold.statistics import Pool, batch_statistics, move_running, write_pooled
+from qat.fold.statistics import Pool, batch_statistics, move_running, require_several_values, write_pooled
 
 
 class LeftBatchNorm(nn.Module):
@@ -54,6 +54,8 @@ class LeftBatchNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.bn.training and self._normalises_jointly:
             return self._joint_forward(x)
+        if self.bn.training and has_known_forward(self.bn) and not self.always_frozen:
+            require_several_values(x, name=self.name)
         if self._pool is None:
             return self.bn(x)
         with torch.no_grad():

@@ -15,10 +15,12 @@ from qat.choose import check_name
 from qat.errors import QATError
 from qat.fold import STRATEGIES, FoldedConvBN
 from qat.fold.refold import refold as refold_layer
+from qat.fold.rounded_away import describe_rounded_away, rounded_away
 from qat.graph.left_norm import LeftBatchNorm
 from qat.graph.place import QUANTIZERS, tell_layers_their_input
 from qat.graph.prepared import QuantGraph, each_batch, inputs_of
 from qat.quant import FakeQuantizer
+from qat.quant.fake_quantizer import LEARNED
 
 
 def activation_quantizers(prepared: nn.Module) -> dict[str, FakeQuantizer]:
@@ -38,7 +40,7 @@ def calibrate(prepared: QuantGraph, batches: Iterable[Any]) -> None:
     """Collect activation ranges from data; weights and BatchNorm statistics do not move.
 
     Weights are quantized as they are set, activations stay float meanwhile. Batches with NaN or Inf are ignored layer by
-    layer, with a warning that names the layers.
+    layer, with a warning that names the layers; so is each layer named whose one weight scale leaves channels without any weight.
 
     Args:
         batches: items are a tensor or a tuple of the model's positional inputs.
@@ -73,6 +75,10 @@ def calibrate(prepared: QuantGraph, batches: Iterable[Any]) -> None:
         raise QATError(unseen[0], "only batches with NaN or Inf", "at least one finite batch", todo)
     if bad:
         warnings.warn(f"calibrate: NaN or Inf reached {', '.join(bad[:5])}; those batches were ignored for its range", stacklevel=2)
+    for name, layer in folded_layers(prepared).items():
+        # A learned scale has yet to be searched or trained.
+        if layer.weight_quantizer is not None and layer.weight_quantizer.range != LEARNED and (channels := rounded_away(layer)):
+            warnings.warn(describe_rounded_away(name, channels), stacklevel=2)
 
 
 def set_fake_quant(prepared: QuantGraph, weights: bool = True, activations: bool = True) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from qat.errors import QATError
 from qat.graph.report import FoldReport
+
+_QUANTIZERS = "quantizer"  # what the names of weight and activation quantizers have in common
 
 
 class QuantGraph(fx.GraphModule):
@@ -28,9 +30,31 @@ class QuantGraph(fx.GraphModule):
     def fold_report(self) -> FoldReport:
         return self.meta["fold_report"]
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As torch's.
+
+        Raises:
+            QATError: the state of a float network, for a prepared one.
+        """
+        own = [key for key in self.state_dict() if _QUANTIZERS in key]
+        if own and not any(_QUANTIZERS in key for key in state_dict):
+            todo = "Load it into the float network and call qat.prepare on that."
+            raise QATError("load_state_dict", "a float network's state", "that of a prepared network", todo)
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        memo.update({key: value for key, value in computed_tensors(self).items() if key not in memo})
+        return super().__deepcopy__(memo)
+
     def __reduce__(self) -> tuple[Any, ...]:
         restore, arguments = super().__reduce__()
         return _restore, (restore, arguments, dict(self.meta), self.training)
+
+
+def computed_tensors(model: nn.Module) -> dict[int, Tensor]:
+    """A memo for deepcopy: weights that an earlier forward computed (weight_norm) by value, since torch copies leaves alone."""
+    values = [value for module in model.modules() for value in vars(module).values()]
+    return {id(value): value.detach().clone() for value in values if isinstance(value, Tensor) and not value.is_leaf}
 
 
 def inputs_of(graph: fx.GraphModule, batch: Any) -> tuple[Any, ...]:

@@ -58,7 +58,8 @@ def quantized_cases():
         yield *setting, list(GAMMAS)[1 + index % 4]
 
 
-@pytest.mark.filterwarnings("ignore:.*the weight scale was raised")  # what convert() says of filters of almost nothing
+# What calibration and conversion say of filters of almost nothing.
+@pytest.mark.filterwarnings("ignore:.*the weight scale was raised", "ignore:.*rounds all weights of channels")
 @pytest.mark.parametrize(("strategy", "grid", "weight_range", "gammas"), [*quantized_cases()])
 def test_quantized_it_trains_freezes_and_converts(strategy, grid, weight_range, gammas):
     prepared = qat.prepare(float_model(gammas), (X,), qat.QATConfig(fold=strategy, weight=WEIGHTS[grid], weight_range=weight_range))
