@@ -10,8 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small_networks import Residual, randomize
+from timm.layers import BatchNormAct2d
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torchvision.ops.misc import FrozenBatchNorm2d
 
 import qat
 from qat.graph.lifecycle import folded_layers
@@ -125,6 +127,9 @@ FOLDED = {
     "no gamma and beta": lambda: nn.Sequential(conv(), norm(affine=False)),
     "plain mean over the batches": lambda: nn.Sequential(conv(), norm(momentum=None)),
     "other eps and momentum": lambda: nn.Sequential(conv(bias=False), norm(eps=1e-3, momentum=0.03)),
+    "a linear layer": lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.BatchNorm1d(4)),
+    "a norm with its activation": lambda: nn.Sequential(conv(), BatchNormAct2d(3, act_layer=nn.ReLU6)),
+    "a norm that is frozen": lambda: nn.Sequential(conv(), FrozenBatchNorm2d(3), nn.ReLU(), conv(), norm()),
     "an identity between": lambda: nn.Sequential(conv(), nn.Identity(), norm()),
     "circular": lambda: nn.Sequential(conv(padding_mode="circular"), norm(), nn.ReLU(), conv(padding_mode="reflect"), norm()),
 }
