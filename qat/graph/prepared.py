@@ -38,7 +38,7 @@ class QuantGraph(fx.GraphModule):
         """
         own = [key for key in self.state_dict() if _QUANTIZERS in key]
         if own and not any(_QUANTIZERS in key for key in state_dict):
-            todo = "Load it into the float network and call qat.prepare on that."
+            todo = "Use qat.load_float."
             raise QATError("load_state_dict", "a float network's state", "that of a prepared network", todo)
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 

@@ -22,6 +22,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
 from qat.graph.kinds import BATCH_NORMS, FUNCTIONAL_LAYERS, FUNCTIONAL_NORMS, WEIGHTED, is_activation, is_drop_path, is_input_norm
+from qat.graph.prepared import computed_tensors
 
 _LIBRARIES = (Path(torch.__file__).parent, Path(timm.__file__).parent / "layers" / "trace_utils.py", Path(__file__).parent)
 _SHAPE_ATTRIBUTES = ("shape", "ndim", "dtype")
@@ -179,7 +180,8 @@ class Tracer(fx.Tracer):
         self._evaluating = True
         try:
             with torch.no_grad():
-                return fx.Interpreter(copy.deepcopy(self.root).eval(), graph=graph).run(*tree_map(_own, inputs))
+                root = copy.deepcopy(self.root, computed_tensors(self.root)).eval()
+                return fx.Interpreter(root, graph=graph).run(*tree_map(_own, inputs))
         finally:
             self._evaluating = False
 
