@@ -26,6 +26,8 @@ def composed():
         yield {name: composer.compose([f"recipe={name}"]) for name in RECIPES}
 
 
+# Random weights on 4-bit grids of one scale.
+@pytest.mark.filterwarnings("ignore:.*rounds all weights of channels")
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_network_of_a_recipe(composed, name):
     config = composed[name]

@@ -24,6 +24,7 @@ def trained_codes(prepared):
     return codes
 
 
+@pytest.mark.filterwarnings("ignore:.*rounds all weights of channels")
 @pytest.mark.parametrize(("strategy", "grid", "weight_range"), settings())
 def test_evaluation_is_the_integer_reference(strategy, grid, weight_range):
     """Each tensor from the integers before it: a sum half-way between two codes goes either way in float32, and grows behind."""

@@ -324,7 +324,7 @@ def value_dependent(kind):
         if kind == "assignment":
             x[:, 0] = 0
         if kind == "assert":
-            assert x.shape[1] == 3
+            assert x.sum() > -1e9
         return x
 
     return forward

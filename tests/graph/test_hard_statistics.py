@@ -208,7 +208,7 @@ def test_a_float_checkpoint_goes_into_the_float_model(strategy):
     model = residual()
     prepared = prepared_network(Residual(), strategy)
     for strict in (True, False):
-        with pytest.raises(qat.QATError, match=r"a float network's state.*call qat\.prepare") as error:
+        with pytest.raises(qat.QATError, match=r"a float network's state.*qat\.load_float") as error:
             prepared.load_state_dict(model.state_dict(), strict=strict)
         assert "\n" not in str(error.value)
     other = prepared_network(model, strategy)
