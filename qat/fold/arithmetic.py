@@ -46,14 +46,24 @@ def per_row(value: Tensor, weight: Tensor) -> Tensor:
 
 def fold_weight(weight_out_first: Tensor, gamma: Tensor, sigma: Tensor) -> Tensor:
     """gamma / sigma times each row of (C_out, C_in/g, *k)."""
-    return at_least_float32(weight_out_first) * per_row(at_least_float32(gamma) / sigma, weight_out_first)
+    return scale_rows(weight_out_first, at_least_float32(gamma) / sigma)
+
+
+def scale_rows(weight_out_first: Tensor, s: Tensor) -> Tensor:
+    """s (C_out) times each row of (C_out, C_in/g, *k)."""
+    return at_least_float32(weight_out_first) * per_row(s, weight_out_first)
 
 
 def fold_bias(bias: Tensor | None, gamma: Tensor, beta: Tensor, mean: Tensor, sigma: Tensor) -> Tensor:
     """(b - mu) gamma / sigma + beta, (C_out); no bias counts as 0. `mean` is that of the layer's output with its bias."""
+    return shift_bias(bias, at_least_float32(gamma) / sigma, beta, mean)
+
+
+def shift_bias(bias: Tensor | None, s: Tensor, beta: Tensor, mean: Tensor) -> Tensor:
+    """(b - mu) s + beta, (C_out)."""
     # Never a product with `mean` itself: autograd would keep the running buffer, which the same step then moves in place.
     offset = mean.neg() if bias is None else bias - mean
-    return at_least_float32(offset) * (at_least_float32(gamma) / sigma) + at_least_float32(beta)
+    return torch.addcmul(at_least_float32(beta), at_least_float32(offset), s)
 
 
 def corrected(u: Tensor, bias: Tensor | None, gamma: Tensor, beta: Tensor, mu_B: Tensor, sigma_B: Tensor, sigma: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from qat.errors import QATError
-from qat.fold.arithmetic import at_least_float32, corrected, fold_bias, fold_weight, native, out_first, sigma
+from qat.fold.arithmetic import at_least_float32, corrected, fold_bias, fold_weight, native, out_first, scale_rows, shift_bias, sigma
 from qat.fold.convolution import convolve, is_plain
 from qat.fold.foldable import FROZEN_NORMS, check_foldable
 from qat.fold.probe import adds_bias
 from qat.fold.statistics import Count, Pool, move_running, write_pooled
-from qat.fold.straight_through import StraightThroughFold
+from qat.fold.straight_through import FoldedLayer, FoldedWeight, is_one_function
 from qat.fold.two_passes import TwoPasses
 from qat.quant import FakeQuantizer
 from qat.quant.affine import along
@@ -43,6 +43,7 @@ class FoldedConvBN(nn.Module):
 
     strategy = ""
     keeps_bn = True
+    folds_rows = True  # the weight to quantize is gamma / sigma times the layer's own
     always_frozen = False
 
     conv: Any
@@ -60,6 +61,7 @@ class FoldedConvBN(nn.Module):
         if not is_plain(conv):
             adds_bias(conv, cast(Tensor, conv.weight))  # asked here, so that no forward has to
         self.conv, self.bn, self.weight_quantizer = conv, bn, weight_quantizer
+        self._one_function = is_one_function(conv)
         self.activation = built_in_activation(bn)
         self.name = ""
         self.always_frozen = self.always_frozen or isinstance(bn, FROZEN_NORMS)
@@ -103,8 +105,13 @@ class FoldedConvBN(nn.Module):
 
     def quantized(self) -> tuple[Tensor, Tensor]:
         """(fake-quantized weight in the layer's own layout, bias (C_out)): what inference convolves with; differentiable."""
-        weight = self._folded_quantized() if self.clips_nothing and self.keeps_bn else self.quantize_weight(self.weight_to_quantize())
-        return native(weight, self.conv), self._folded_bias()
+        if not (self.folds_rows and self.clips_nothing):
+            return native(self.quantize_weight(self.weight_to_quantize()), self.conv), self._folded_bias()
+        conv, bn = self.conv, self.bn
+        weight, s = at_least_float32(out_first(conv.weight, conv)), at_least_float32(self.gamma) / self.sigma
+        with torch.no_grad():
+            quantized = self.quantize_weight(scale_rows(weight, s), inplace=True)
+        return native(FoldedWeight.apply(weight, s, quantized), conv), shift_bias(conv.bias, s, self.beta, bn.running_mean)
 
     @torch.no_grad()
     def integer(self, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,6 +144,8 @@ class FoldedConvBN(nn.Module):
 
     def integer_layer(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(output of the quantized layer before its activation, the bias in it (C_out)), as inference computes them."""
+        if self.training and self._one_function and self.folds_rows and self.clips_nothing:
+            return self._folded_layer(x)
         weight, bias = self.quantized()
         scale = self._bias_scale()
         if scale is not None:
@@ -145,6 +154,18 @@ class FoldedConvBN(nn.Module):
                 weight, scale = self._with_room(weight, bias, scale)
             bias = round_bias(bias, scale)
         return convolve(self.conv, x, weight, bias), bias
+
+    def _folded_layer(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`integer_layer` in training, as one function."""
+        conv = self.conv
+        weight, s = at_least_float32(conv.weight), at_least_float32(self.gamma) / self.sigma
+        bias = shift_bias(conv.bias, s, self.beta, self.bn.running_mean)
+        with torch.no_grad():
+            quantized = self.quantize_weight(scale_rows(weight, s), inplace=True)
+        scale = self._bias_scale()
+        if scale is not None:
+            bias = round_bias(bias, scale)
+        return FoldedLayer.apply(x, weight, s, bias, quantized, conv), bias
 
     def training_forward(self, x: Tensor) -> Tensor:
         """The strategy: forward with the statistics alive, activation included. Side effects: `record`."""
@@ -173,11 +194,11 @@ class FoldedConvBN(nn.Module):
             return self.training_forward(x)
         return self.inference_forward(x)
 
-    @torch.no_grad()
     def record(self, mean: Tensor, var: Tensor, count: Count) -> None:
         """Take in the batch's statistics: the running ones move, or rest while they are pooled. Call after their last use in a forward."""
-        self.batch_mean.copy_(mean)
-        self.batch_var.copy_(var)
+        with torch.no_grad():
+            self.batch_mean.copy_(mean)
+            self.batch_var.copy_(var)
         self._seen_batch = True
         if self._pool is None:
             move_running(self.bn, mean, var, count)
@@ -256,13 +277,6 @@ class FoldedConvBN(nn.Module):
             self.weight_quantizer.initialize(self.weight_to_quantize())
             # Reads the device once, here, so that no forward has to; a compiled one could not.
             _ = self.weight_quantizer.initialized
-
-    def _folded_quantized(self) -> Tensor:
-        """Q(s W), out-first, where Q clips nothing."""
-        weight, s = at_least_float32(out_first(self.conv.weight, self.conv)), at_least_float32(self.gamma) / self.sigma
-        with torch.no_grad():
-            quantized = self.quantize_weight(self.weight_to_quantize(), inplace=True)
-        return StraightThroughFold.apply(weight, s, quantized)
 
     @property
     def group(self) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from qat.fold.probe import adds_bias, out_channels
+from qat.quant.affine import at_least_float32
 
 _FUNCTIONS: dict[type, Callable[..., Tensor]] = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
 _TRANSPOSED: dict[type, Callable[..., Tensor]] = {
@@ -48,18 +49,23 @@ def gives_gradients(conv: nn.Module) -> bool:
     return is_plain(conv) and getattr(conv, "padding_mode", "zeros") == "zeros" and not isinstance(getattr(conv, "padding", 0), str)
 
 
-def layer_gradients(conv: Any, grad: Tensor, x: Tensor, weight: Tensor, of_weight: bool) -> Tensor:
-    """Gradient of conv(x, weight), (N, C_out, *), with respect to the weight (its own layout) or to x, in the type of that.
+def layer_gradients(
+    conv: Any, grad: Tensor, x: Tensor, weight: Tensor, of_x: bool, of_weight: bool, of_bias: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of conv(x, weight) + bias, (N, C_out, *), for x, the weight (in its own layout) and the bias, each where it is asked for.
 
-    Autocast may have given the output another type than x and weight.
+    Autocast may have given the output another type than x and weight; gradients have the types of these, and the bias that of the weight.
     """
-    like = weight if of_weight else x
+    x_type, weight_type = x.dtype, weight.dtype
     x, weight = x.to(grad.dtype), weight.to(grad.dtype)
+    grad_bias = at_least_float32(grad).sum([d for d in range(grad.dim()) if d != 1]) if of_bias else None
     if type(conv) is nn.Linear:
-        return (grad.T @ x if of_weight else grad @ weight).to(like.dtype)
-    places = (conv.stride, conv.padding, conv.dilation, conv.transposed, conv.output_padding, conv.groups)
-    both = torch.ops.aten.convolution_backward(grad, x, weight, None, *places, [not of_weight, of_weight, False])
-    return both[of_weight].to(like.dtype)
+        found = (grad @ weight if of_x else None), (grad.T @ x if of_weight else None)
+    else:
+        places = (conv.stride, conv.padding, conv.dilation, conv.transposed, conv.output_padding, conv.groups)
+        found = torch.ops.aten.convolution_backward(grad, x, weight, None, *places, [of_x, of_weight, False])
+    own = (None if g is None else g.to(kind) for g, kind in zip((*found[:2], grad_bias), (x_type, weight_type, weight_type)))
+    return tuple(own)  # type: ignore[return-value]
 
 
 def is_plain(conv: nn.Module) -> bool:

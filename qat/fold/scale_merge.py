@@ -39,6 +39,7 @@ class ScaleMerge(OutputNormalised):
     """Raises QATError for a per-tensor quantizer, and for a negative gamma on a grid that is not symmetric and narrow."""
 
     strategy = "scale_merge"
+    folds_rows = False
 
     def __init__(self, conv: nn.Module, bn: nn.Module, weight_quantizer: nn.Module | None = None):
         spec: Any = getattr(weight_quantizer, "spec", None)

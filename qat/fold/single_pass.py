@@ -14,10 +14,10 @@ float weights gamma has the gradient that it has in the float model."""
 import torch
 from torch import Tensor
 
-from qat.fold.arithmetic import at_least_float32, native, out_first, per_row
+from qat.fold.arithmetic import at_least_float32, native, out_first, per_row, scale_rows
 from qat.fold.batch_norm import OutputNormalised
 from qat.fold.convolution import convolve
-from qat.fold.straight_through import StraightThroughRescale
+from qat.fold.straight_through import RescaledLayer, RescaledWeight
 
 
 def rescaled(weight: Tensor, quantized: Tensor, s: Tensor) -> Tensor:
@@ -37,21 +37,17 @@ class SinglePass(OutputNormalised):
     strategy = "single_pass"
 
     def unnormalised(self, x: Tensor) -> Tensor:
+        conv = self.conv
         if self.weight_quantizer is None:
-            return convolve(self.conv, x, self.conv.weight, self.conv.bias)
-        weight = at_least_float32(out_first(self.conv.weight, self.conv))
-        s = at_least_float32(self.gamma) / self.sigma
-        if self.clips_nothing:
-            what = self._rescaled_quantized(weight, s)
-        else:
-            what = rescaled(weight, self.quantize_weight(self.weight_to_quantize()), s)
-        return convolve(self.conv, x, native(what, self.conv), self.conv.bias)
-
-    def _rescaled_quantized(self, weight: Tensor, s: Tensor) -> Tensor:
-        """`rescaled` where Q clips nothing."""
+            return convolve(conv, x, conv.weight, conv.bias)
+        weight, s = at_least_float32(out_first(conv.weight, conv)), at_least_float32(self.gamma) / self.sigma
+        if not self.clips_nothing:
+            return convolve(conv, x, native(rescaled(weight, self.quantize_weight(scale_rows(weight, s)), s), conv), conv.bias)
         with torch.no_grad():
             dead, divisor = _live(s)
-            what = self.quantize_weight(self.weight_to_quantize(), inplace=True).div_(per_row(divisor, weight))
+            what = self.quantize_weight(scale_rows(weight, s), inplace=True).div_(per_row(divisor, weight))
             # Where s counts as 0 so does Q(s W): adding W there costs less than choosing.
             what.addcmul_(weight, per_row(dead.to(weight.dtype), weight))
-        return StraightThroughRescale.apply(weight, s, divisor, what)
+        if self._one_function:
+            return RescaledLayer.apply(x, weight, s, conv.bias, divisor, what, conv)
+        return convolve(conv, x, native(RescaledWeight.apply(weight, s, divisor, what), conv), conv.bias)

@@ -37,6 +37,7 @@ class Static(FoldedConvBN):
 
     strategy = "static"
     keeps_bn = False
+    folds_rows = False
 
     def __init__(self, conv: nn.Module, bn: nn.Module | None = None, weight_quantizer: nn.Module | None = None):
         super().__init__(conv, bn, weight_quantizer)

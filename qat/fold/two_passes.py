@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from qat.fold.arithmetic import at_least_float32, fold_weight, native, out_first
+from qat.fold.arithmetic import at_least_float32, native, out_first, scale_rows
 from qat.fold.convolution import convolve, gives_gradients, layer_gradients
 from qat.fold.joint import is_joint
 from qat.fold.statistics import Count, batch_statistics, joint_statistics, require_several_values
@@ -59,13 +59,13 @@ class TwoPasses:
 
     def quantized(self, gamma: Tensor, sigma: Tensor, bias: Tensor | None = None) -> Tensor:
         """conv(x, Q(gamma / sigma W)) + bias; gamma, sigma, bias (C_out)."""
+        conv, factor = self.conv, at_least_float32(gamma) / sigma
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.carrier is None):
-            folded = fold_weight(out_first(self.conv.weight, self.conv), gamma, sigma)
-            weight = native(self.layer.quantize_weight(folded, inplace=self.carrier is not None), self.conv)
+            folded = scale_rows(out_first(conv.weight, conv), factor)
+            weight = native(self.layer.quantize_weight(folded, inplace=self.carrier is not None), conv)
         if self.carrier is None or self.output is None:
-            return convolve(self.conv, self.x, weight, bias)
-        factor = at_least_float32(gamma) / sigma
-        return _QuantizedPass.apply(self.carrier, self.x, factor, bias, self.output.detach(), weight, self.conv)
+            return convolve(conv, self.x, weight, bias)
+        return _QuantizedPass.apply(self.carrier, self.x, factor, bias, self.output.detach(), weight, conv)
 
 
 def widens(conv: nn.Module) -> bool:
@@ -111,9 +111,12 @@ class _FloatPass(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, carried: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        grad_x = None if grad is None or not ctx.needs_input_grad[0] else layer_gradients(ctx.conv, grad, x, weight, of_weight=False)
+        grad_x = grad_weight = None
+        if grad is not None and ctx.needs_input_grad[0]:
+            grad_x, _, _ = layer_gradients(ctx.conv, grad, x, weight, True, False, False)
         total = grad if carried is None else carried if grad is None else carried + grad
-        grad_weight = None if total is None else layer_gradients(ctx.conv, total, x, weight, of_weight=True)
+        if total is not None:
+            _, grad_weight, _ = layer_gradients(ctx.conv, total, x, weight, False, True, False)
         return grad_x, grad_weight, None
 
 
@@ -134,10 +137,8 @@ class _QuantizedPass(Function):
         _, needs_x, needs_factor, needs_bias, *_ = ctx.needs_input_grad
         others = [d for d in range(grad.dim()) if d != 1]
         carried = grad * along(factor.to(grad.dtype), grad, 1)
-        grad_x = layer_gradients(ctx.conv, grad, x, weight, of_weight=False) if needs_x else None
-        wide = at_least_float32(grad)
-        grad_factor = (wide * v).sum(others).to(factor.dtype) if needs_factor else None
-        grad_bias = wide.sum(others).to(factor.dtype) if needs_bias else None
+        grad_x, _, grad_bias = layer_gradients(ctx.conv, grad, x, weight, needs_x, False, needs_bias)
+        grad_factor = (at_least_float32(grad) * v).sum(others).to(factor.dtype) if needs_factor else None
         return carried, grad_x, grad_factor, grad_bias, None, None, None
 
 

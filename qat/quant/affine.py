@@ -30,20 +30,30 @@ def qparams(lo: Tensor, hi: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
     Returns:
         scale in float64 for float64 input, else float32, a power of two being the next one above; zero point in int32 within [qmin, qmax].
     """
-    if lo.dtype != torch.float64:
-        lo, hi = lo.float(), hi.float()
-    lo, hi = lo.nan_to_num().clamp(max=0), hi.nan_to_num().clamp(min=0)
-    if spec.symmetric:
-        scale = torch.maximum(lo / spec.qmin, hi / spec.qmax)
+    ends = torch.stack((lo.neg(), hi))
+    ends = (ends if ends.dtype == torch.float64 else ends.float()).nan_to_num().clamp_(min=0)
+    scale = scale_for(ends, spec)
+    return scale, torch.zeros_like(scale, dtype=torch.int32) if spec.symmetric else zero_point_for(ends, scale, spec).to(torch.int32)
+
+
+def scale_for(ends: Tensor, spec: QuantSpec) -> Tensor:
+    """Scale, () or (C,), for ends = (-lo, hi), (2,) or (2, C), none of which is negative, NaN or infinite."""
+    if not spec.symmetric:
+        scale = (ends / spec.qmax).sum(0)
+    elif spec.narrow:
+        scale = ends.amax(0) / spec.qmax
     else:
-        scale = hi / spec.qmax - lo / spec.qmax
+        scale = torch.maximum(ends[0] / -spec.qmin, ends[1] / spec.qmax)
     scale = torch.where(scale < MIN_SCALE, EMPTY_SCALE, scale)
     if spec.power_of_two:
         mantissa, exponent = torch.frexp(scale)  # scale = mantissa * 2^exponent with mantissa in [0.5, 1)
         scale = torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).to(exponent.dtype))
-    if spec.symmetric:
-        return scale, torch.zeros_like(scale, dtype=torch.int32)
-    return scale, (lo / scale).round().neg().clamp(spec.qmin, spec.qmax).to(torch.int32)
+    return scale
+
+
+def zero_point_for(ends: Tensor, scale: Tensor, spec: QuantSpec) -> Tensor:
+    """Zero point of an asymmetric grid, a whole number in the type of `scale`."""
+    return (ends[0] / scale).round_().clamp_(spec.qmin, spec.qmax)
 
 
 def along(value: Tensor, x: Tensor, axis: int) -> Tensor:

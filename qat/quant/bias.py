@@ -4,6 +4,8 @@ That scale is mostly far below the output's. It is not where a filter's weights 
 variance near eps): there it can exceed the output's, an LSB, so the simulation rounds as the integers do.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -40,6 +42,15 @@ def leave_room(codes: Tensor, scale: Tensor, bias: Tensor, input_scale: Tensor, 
 
 def round_bias(bias: Tensor, scale: Tensor) -> Tensor:
     """The values of `bias_codes` before saturation, in the type of `scale`, with the straight-through gradient."""
-    rounded = (bias.detach().double() / scale.double()).round().to(scale.dtype) * scale
-    # bias - bias is exactly 0: the value is the rounded one to the last bit, the gradient that of bias.
-    return rounded + (bias - bias.detach())
+    return _Rounded.apply(bias, scale)
+
+
+class _Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, bias: Tensor, scale: Tensor) -> Tensor:
+        ctx.dtype = bias.dtype
+        return (bias.double() / scale).round_().to(scale.dtype) * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.to(ctx.dtype), None

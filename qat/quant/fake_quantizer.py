@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from qat.errors import QATError
-from qat.quant.affine import fake_quantize, qparams, quantize
+from qat.quant.affine import fake_quantize, qparams, quantize, scale_for, zero_point_for
 from qat.quant.learned import effective, gradient_scale, initial, learned_fake_quantize, mean_magnitude
 from qat.quant.quantizer_state import QuantizerState
 from qat.quant.ranges import RANGES, minmax
-from qat.quant.running import accumulate, all_finite, extent, joint, joint_mean
+from qat.quant.running import accumulate, all_finite, any_nonfinite, extent, joint, joint_mean
 from qat.quant.spec import QuantSpec
 
 LEARNED = "lsq"
@@ -98,7 +98,8 @@ class FakeQuantizer(QuantizerState):
             scale, zero_point = self._range_of(x)
         elif self._moves:
             new, _, _ = self._next(x)
-            scale, zero_point = self._widened(new)
+            scale, zero_point = self._grid_of(new)
+            zero_point = zero_point.to(torch.int32)
         elif self.initialized:
             scale, zero_point = self.scale, self.zero_point
         else:
@@ -192,8 +193,9 @@ class FakeQuantizer(QuantizerState):
         if write or self._moves:
             self._fit(x)
             self.scale.copy_(scale)
-            self.zero_point.copy_(zero_point)
-            self.nonfinite_batches.add_(~all_finite(extent(lo, hi)))
+            if not self.spec.symmetric:
+                self.zero_point.copy_(zero_point)
+            self.nonfinite_batches.add_(any_nonfinite(lo + hi))
             self._ready = True
         return scale, zero_point
 
@@ -201,17 +203,24 @@ class FakeQuantizer(QuantizerState):
     def _observe(self, x: Tensor) -> tuple[Tensor, Tensor]:
         self._fit(x)
         new, batches, finite = self._next(x)
-        scale, zero_point = self._widened(new)
+        scale, zero_point = self._grid_of(new)
         self.extent.copy_(new)
         self.batches.copy_(batches)
         self.nonfinite_batches.add_(~finite)
         self.scale.copy_(scale)
-        self.zero_point.copy_(zero_point)
+        if not self.spec.symmetric:
+            self.zero_point.copy_(zero_point)
         return scale, zero_point
 
-    def _widened(self, extent: Tensor) -> tuple[Tensor, Tensor]:
-        hi = extent[1] + (extent[0] + extent[1]) * (self.headroom / (self.spec.qmax - self.spec.qmin)) if self.headroom else extent[1]
-        return qparams(-extent[0], hi, self.spec)
+    def _grid_of(self, extent: Tensor) -> tuple[Tensor, Tensor]:
+        """Scale and zero point (a whole number of any type) of a running extent, which is finite."""
+        if self.headroom:
+            extent = torch.stack((extent[0], extent[1] + (extent[0] + extent[1]) * (self.headroom / (self.spec.qmax - self.spec.qmin))))
+        ends = extent.clamp(min=0)
+        scale = scale_for(ends, self.spec)
+        if not self.spec.symmetric:
+            return scale, zero_point_for(ends, scale, self.spec)
+        return scale, self.zero_point if self.zero_point.shape == scale.shape else torch.zeros_like(scale, dtype=torch.int32)
 
     def _next(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         new = joint(extent(*RANGES[self.range](x.detach(), self.spec, self.axis)))

@@ -39,6 +39,11 @@ def all_finite(value: Tensor) -> Tensor:
     return (value - value).eq(0).all()
 
 
+def any_nonfinite(value: Tensor) -> Tensor:
+    """() bool."""
+    return (value - value).ne(0).any()
+
+
 def accumulate(state: Tensor, batches: Tensor, new: Tensor, momentum: float | None) -> tuple[Tensor, Tensor, Tensor]:
     """Take one batch into the running extent.
 
@@ -57,6 +62,7 @@ def accumulate(state: Tensor, batches: Tensor, new: Tensor, momentum: float | No
     if momentum is None:
         taken = torch.where(batches > 1, torch.maximum(state, new), new)
     else:
-        weight = batches.to(state.dtype).clamp(min=1).reciprocal().clamp(min=momentum)
+        # Before the first finite batch the weight is infinite and what it gives is not taken.
+        weight = batches.to(state.dtype).reciprocal_().clamp_(min=momentum)
         taken = torch.lerp(state, new.to(state.dtype), weight)
     return torch.where(finite, taken, state), batches, finite

@@ -1,6 +1,7 @@
 """The cheaper ways to the same values: one weight gradient for two layers, statistics of a pointwise layer from its input's moments."""
 
 import copy
+from itertools import product
 
 import pytest
 import torch
@@ -20,13 +21,14 @@ PLAIN = [kind for kind in KINDS if gives_gradients(KINDS[kind].build(False))]
 
 @pytest.mark.parametrize("kind", PLAIN)
 def test_gradients_of_a_layer(kind):
-    conv = KINDS[kind].build(False).double()
+    conv = KINDS[kind].build(True).double()
     x = batch(kind, 0)
     y = conv(x)
     grad = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(1))
-    expected = torch.autograd.grad(y, [x, conv.weight], grad)
-    for of_weight in (False, True):
-        assert_close(layer_gradients(conv, grad, x, conv.weight, of_weight), expected[of_weight], f"of_weight={of_weight}")
+    expected = torch.autograd.grad(y, [x, conv.weight, conv.bias], grad)
+    for wanted in product((False, True), repeat=3):
+        for got, right, asked in zip(layer_gradients(conv, grad, x, conv.weight, *wanted), expected, wanted):
+            assert got is None if not asked else assert_close(got, right, f"{wanted}") is None
 
 
 @pytest.mark.parametrize("kind", ["pointwise_widening", "pointwise_widening1d"])
