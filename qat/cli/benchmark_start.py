@@ -13,11 +13,12 @@ from typing import Any
 from rich.table import Table
 
 import qat
+from qat.choose import check_name
 from qat.cli.command import OK, positive, print_wide
 from qat.cli.compose import Composer
 from qat.cli.environment import environment
 from qat.cli.folders import PACKAGE
-from qat.cli.recipes import find_recipes
+from qat.cli.recipes import find_recipes, runnable
 from qat.cli.training_step import build_network, picture_batch, training_step
 from qat.train.data import build_data
 from qat.train.job import module_config
@@ -43,11 +44,13 @@ def add_start(commands: Any) -> argparse.ArgumentParser:
 
 def run_start(arguments: argparse.Namespace) -> int:
     positive("--rounds", arguments.rounds)
+    recipes = runnable(find_recipes())
+    chosen = [check_name("--recipes", name, recipes) for name in arguments.recipes.split(",")]
     network = build_network(arguments.prepare)
     rows: list[dict[str, Any]] = [{"what": name, "seconds": round(_process(code, arguments.rounds), 3)} for name, code in COMMANDS.items()]
     x, _ = picture_batch(2, 224, "cpu")
     rows.append({"what": f"prepare {arguments.prepare}", "seconds": round(_timed(lambda: qat.prepare(network, (x,)), arguments.rounds), 3)})
-    data = [pictures(name, arguments.rounds) for name in arguments.recipes.split(",")]
+    data = [pictures(name, arguments.rounds) for name in chosen]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("what")
     table.add_column("", justify="right")

@@ -6,7 +6,6 @@ of the factor is one number a row. In one function with the layer the first may 
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
