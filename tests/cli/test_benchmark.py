@@ -99,7 +99,7 @@ def test_training_steps_of_strategies_and_other_libraries(tmp_path, capsys, monk
         (["train", "--device", "gpu"], "cpu"),
         (["growth", "--axes", "dept"], "depth"),
         (["start", "--rounds", "0"], "--rounds"),
-        (["start", "--recipes", "mbv1"], "mbv1_bncorr"),
+        (["start", "--recipes", "mbv1_bncor"], "mbv1_bncorr"),
         (["profile", "--model", "resnet19"], "resnet18"),
     ],
 )
