@@ -1,17 +1,21 @@
 """Time and memory of a training step: every fold strategy and phase against the float network, and against other libraries.
 
-All variants of a network take turns in one process, so that what else the machine does meets all of them alike. A ratio is that of
+Each variant takes turns with the float network in one process, so that what else the machine does meets both alike. A ratio is that of
 neighbouring measurements.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from rich.table import Table
+from torch import nn
 
 import qat
 from qat.choose import check_name
@@ -66,38 +70,38 @@ def measure(name: str, strategies: list[str], arguments: argparse.Namespace) -> 
     torch.manual_seed(0)
     x, labels = picture_batch(arguments.batch, arguments.size, arguments.device)
     model = build_network(name).train().to(arguments.device)
-    found: dict[str, Variant] = {key: build() for key, build in our_variants(model, x, strategies).items()}
-    skipped: dict[str, str] = {}
-    for peer in PEERS if arguments.peers else ():
-        variant = build_peer(peer, model, x)
+    base = training_step(_compiled(copy.deepcopy(model), arguments), x, labels)
+    base_memory = peak_memory(base)
+    builders: dict[str, Callable[[], Variant | str]] = {**our_variants(model, x, strategies)}
+    builders |= {peer: partial(build_peer, peer, model, x) for peer in PEERS if arguments.peers}
+    rows, skipped = [], {}
+    for key, build in builders.items():
+        variant = build()
         if isinstance(variant, str):
-            skipped[peer] = variant
-        else:
-            found[peer] = variant
-    if arguments.compile:
-        for variant in found.values():
-            variant.network = torch.compile(variant.network)  # type: ignore[assignment]
-    steps = {key: training_step(variant.network, x, labels) for key, variant in found.items()}
-    seconds = interleaved(steps, arguments.rounds)
-    memory = {key: peak_memory(step) for key, step in steps.items()}
-    rows = []
-    for key, variant in found.items():
-        own, against = Spread.of(seconds[key]), ratio(seconds[key], seconds[FLOAT])
+            skipped[key] = variant
+            continue
+        step = training_step(_compiled(variant.network, arguments), x, labels)
+        seconds = interleaved({FLOAT: base, key: step}, arguments.rounds)
+        memory = base_memory if key == FLOAT else peak_memory(step)
         rows.append(
             {
                 "model": name,
                 "batch": arguments.batch,
                 "runtime": "compiled" if arguments.compile else "eager",
                 "variant": key,
-                **{f"ms_{end}": round(1000 * value, 3) for end, value in vars(own).items()},
-                **{f"ratio_{end}": round(value, 4) for end, value in vars(against).items()},
-                "memory_mb": round(memory[key] / 1e6, 1),
-                "memory_ratio": round(memory[key] / memory[FLOAT], 3),
+                **{f"ms_{end}": round(1000 * value, 3) for end, value in vars(Spread.of(seconds[key])).items()},
+                **{f"ratio_{end}": round(value, 4) for end, value in vars(ratio(seconds[key], seconds[FLOAT])).items()},
+                "memory_mb": round(memory / 1e6, 1),
+                "memory_ratio": round(memory / base_memory, 3),
                 "weight_quantizers": variant.weights,
                 "activation_quantizers": variant.activations,
             }
         )
     return rows, skipped
+
+
+def _compiled(network: nn.Module, arguments: argparse.Namespace) -> nn.Module:
+    return torch.compile(network) if arguments.compile else network  # type: ignore[return-value]
 
 
 def print_rows(rows: list[dict[str, Any]], skipped: dict[str, str]) -> None:
