@@ -16,6 +16,7 @@ from qat.quant.spec import QuantSpec
 
 # Below this a scale is no longer meant: 1/s stays far from overflow, and no float32 layer notices the difference to 0.
 MIN_SCALE = 2.0**-30
+_BELOW_MIN_SCALE = MIN_SCALE * (1 - 2.0**-24)  # the next float32
 # Scale of a range that holds nothing but 0. Any value keeps the codes at 0; with this one a bias of scale s_x s_w fits 32 bits and is exact
 # to a small part of s_x.
 EMPTY_SCALE = 2.0**-14
@@ -44,7 +45,7 @@ def scale_for(ends: Tensor, spec: QuantSpec) -> Tensor:
         scale = ends.amax(0) / spec.qmax
     else:
         scale = torch.maximum(ends[0] / -spec.qmin, ends[1] / spec.qmax)
-    scale = torch.where(scale < MIN_SCALE, EMPTY_SCALE, scale)
+    scale = torch.threshold(scale, _BELOW_MIN_SCALE, EMPTY_SCALE)
     if spec.power_of_two:
         mantissa, exponent = torch.frexp(scale)  # scale = mantissa * 2^exponent with mantissa in [0.5, 1)
         scale = torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).to(exponent.dtype))
@@ -136,7 +137,7 @@ class _Rounded(torch.autograd.Function):
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Keeps its input, which the layer before mostly keeps as well, and finds the codes once more in the backward pass.
+    """Keeps its input, which the layer before mostly keeps as well, and asks once more in the backward pass what lies on the grid.
 
     On a CPU that costs less time than comparing and multiplying by booleans, and no memory for a mask.
     """
@@ -144,14 +145,12 @@ class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor | None, qmin: int, qmax: int) -> Tensor:
         ctx.save_for_backward(x, scale, shift)
+        # What rounds onto the grid lies between its ends and half a step.
         ctx.ends = qmin - 0.5, qmax + 0.5
         return _on_grid(x / scale, scale, shift, qmin, qmax)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         x, scale, shift = ctx.saved_tensors
-        steps = (x / scale).round_()
-        if shift is not None:
-            steps.add_(shift)
-        # Codes are integers, so that those strictly between the halves are those on the grid.
+        steps = x / scale if shift is None else torch.addcdiv(shift, x, scale)
         return torch.ops.aten.hardtanh_backward(grad, steps, *ctx.ends, grad_input=steps), None, None, None, None
