@@ -27,7 +27,7 @@ from qat.train.module import Classifier
 # An own process each: nothing imported before, nothing cached in it.
 COMMANDS = {
     "import torch": "import torch",
-    "import qat": "import qat",
+    "import torch and all of qat": "import torch, qat; [getattr(qat, name) for name in dir(qat)]",
     "recipe table (python train.py)": "from qat.cli.train import main; main([])",
 }
 

@@ -10,9 +10,10 @@ its output,
 so that one weight gradient serves both layers and the path through Q needs none.
 
 Of a pointwise convolution with few inputs the statistics need no output at all: they follow from the mean m and the covariance S of x,
-mean_v = W m, var_v = diag(W S W^T), at a cost of C_in^2 instead of C_in C_out.
+mean_v = W m, var_v = diag(W S W^T), at a cost of C_in^2 a position instead of C_in C_out.
 """
 
+from math import prod
 from typing import Any
 
 import torch
@@ -24,9 +25,6 @@ from qat.fold.convolution import convolve, gives_gradients, layer_gradients
 from qat.fold.joint import is_joint
 from qat.fold.statistics import Count, batch_statistics, joint_statistics, require_several_values
 from qat.quant.affine import along
-
-# Outputs for each input from which on the covariance is cheaper, backward pass included.
-_WIDENING = 2
 
 
 class TwoPasses:
@@ -41,7 +39,7 @@ class TwoPasses:
         self.layer, self.conv, self.x = layer, layer.conv, x
         self.output: Tensor | None = None
         self.carrier: Tensor | None = None
-        if widens(self.conv):
+        if moments_are_cheaper(self.conv, x):
             return
         if torch.is_grad_enabled() and self.conv.weight.requires_grad and layer.clips_nothing and gives_gradients(self.conv):
             self.output, self.carrier = _FloatPass.apply(x, self.conv.weight, self.conv)
@@ -68,16 +66,19 @@ class TwoPasses:
         return _QuantizedPass.apply(self.carrier, self.x, factor, bias, self.output.detach(), weight, conv)
 
 
-def widens(conv: nn.Module) -> bool:
-    """Whether it is a plain pointwise convolution with at least twice as many outputs as inputs."""
-    return (
-        gives_gradients(conv)
-        and isinstance(conv, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
-        and conv.groups == 1
-        and set(conv.kernel_size) == {1}
-        and not any(conv.padding)
-        and conv.out_channels >= _WIDENING * conv.in_channels
-    )
+def moments_are_cheaper(conv: nn.Module, x: Tensor) -> bool:
+    """Whether the statistics of conv(x, W), a plain pointwise convolution, cost less from the moments of x, backward pass included.
+
+    For n positions: the covariance and its gradient 2 n C_in^2, the variances and theirs 3 C_in^2 C_out; else the layer and its gradient
+    for x, 2 n C_in C_out.
+    """
+    if not gives_gradients(conv) or not isinstance(conv, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        return False
+    if conv.groups != 1 or set(conv.kernel_size) != {1} or any(conv.padding):
+        return False
+    inputs, outputs = conv.in_channels, conv.out_channels
+    positions = len(x) * prod(-(-size // step) for size, step in zip(x.shape[2:], conv.stride))
+    return 2 * positions * inputs + 3 * inputs * outputs < 2 * positions * outputs
 
 
 def pointwise_statistics(conv: Any, x: Tensor, name: str = "", group: Any = None) -> tuple[Tensor, Tensor, Count]:

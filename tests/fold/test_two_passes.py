@@ -13,7 +13,7 @@ from torch import nn
 from qat.fold import STRATEGIES
 from qat.fold.convolution import gives_gradients, layer_gradients
 from qat.fold.statistics import batch_statistics
-from qat.fold.two_passes import TwoPasses, pointwise_statistics, widens
+from qat.fold.two_passes import TwoPasses, moments_are_cheaper, pointwise_statistics
 
 DOUBLE = ["naive", "batch_renorm", "bn_correction"]
 PLAIN = [kind for kind in KINDS if gives_gradients(KINDS[kind].build(False))]
@@ -34,7 +34,6 @@ def test_gradients_of_a_layer(kind):
 @pytest.mark.parametrize("kind", ["pointwise_widening", "pointwise_widening1d"])
 def test_moments_of_the_input_give_the_statistics_of_the_output(kind):
     conv, _ = pair(kind)
-    assert widens(conv)
     x, x_direct = batch(kind, 0), batch(kind, 0)
     found, expected = pointwise_statistics(conv, x), batch_statistics(conv(x_direct))
     assert found[2] == expected[2]
@@ -48,16 +47,24 @@ def test_moments_of_the_input_give_the_statistics_of_the_output(kind):
         assert_close(got[1], wanted[1], f"gradient of W through the {what}", 1e-12)
 
 
-def test_which_layers_widen():
-    assert widens(nn.Conv2d(4, 8, 1)) and widens(nn.Conv3d(4, 9, 1, stride=2))
-    narrow = [
-        nn.Conv2d(4, 7, 1),
-        nn.Conv2d(4, 8, 3),
-        nn.Conv2d(4, 8, 1, padding=1),
-        nn.Conv2d(4, 8, 1, groups=2),
-        nn.ConvTranspose2d(4, 8, 1),
-    ]
-    assert not any(widens(conv) for conv in (*narrow, nn.Linear(4, 8)))
+@pytest.mark.parametrize(
+    ("conv", "shape", "expected"),
+    [
+        (nn.Conv2d(4, 8, 1), (64, 4, 5, 5), True),
+        (nn.Conv3d(4, 9, 1, stride=2), (64, 4, 2, 3, 3), True),
+        (nn.Conv2d(4, 5, 1), (64, 4, 5, 5), True),
+        (nn.Conv2d(4, 4, 1), (64, 4, 5, 5), False),
+        (nn.Conv2d(4, 8, 1), (2, 4, 2, 3), False),  # 12 positions: products of the weights cost more
+        (nn.Conv2d(4, 8, 1, stride=2), (2, 4, 2, 6), False),  # 6 of 24
+        (nn.Conv2d(4, 8, 3), (64, 4, 5, 5), False),
+        (nn.Conv2d(4, 8, 1, padding=1), (64, 4, 5, 5), False),
+        (nn.Conv2d(4, 8, 1, groups=2), (64, 4, 5, 5), False),
+        (nn.ConvTranspose2d(4, 8, 1), (64, 4, 5, 5), False),
+        (nn.Linear(4, 8), (64, 4), False),
+    ],
+)
+def test_where_moments_are_cheaper(conv, shape, expected):
+    assert moments_are_cheaper(conv, torch.zeros(shape)) == expected
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
