@@ -27,7 +27,8 @@ from qat.train.module import Classifier
 # An own process each: nothing imported before, nothing cached in it.
 COMMANDS = {
     "import torch": "import torch",
-    "import torch and all of qat": "import torch, qat; [getattr(qat, name) for name in dir(qat)]",
+    "import torch, qat": "import torch, qat",
+    "the same and the first use of every name": "import torch, qat; [getattr(qat, name) for name in qat.__all__]",
     "recipe table (python train.py)": "from qat.cli.train import main; main([])",
 }
 

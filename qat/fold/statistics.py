@@ -137,4 +137,4 @@ class _Moments(Function):
         y, mean = ctx.saved_tensors
         centred = y - mean.view(ctx.view)
         scale, shift = (g_var * (2 / ctx.n)).view(ctx.view), (g_mean / ctx.n).view(ctx.view)
-        return torch.addcmul(shift, centred, scale, out=centred), None
+        return torch.addcmul(shift, centred, scale, out=None if torch.is_grad_enabled() else centred), None

@@ -1,13 +1,15 @@
 """Quantized layers whose weight quantizer clips nothing, so that its straight-through gradient is 1 everywhere.
 
 Values of the weights are computed outside of autograd. The gradient of the weight is that of the layer itself, times a factor a row; that
-of the factor is one number a row. In one function with the layer the first may be computed in place, since nobody else has seen it.
+of the factor is one number a row. In one function with the layer the first may be computed in place, since nobody else has seen it. Second
+derivatives would need the weights inside of autograd: asking for them is an error.
 """
 
 from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from qat.fold.arithmetic import per_row
 from qat.fold.convolution import convolve, gives_gradients, layer_gradients
@@ -32,6 +34,7 @@ class FoldedLayer(Function):
         return convolve(conv, x, quantized, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, s, quantized = ctx.saved_tensors
         grad_x, grad_weight, grad_bias = layer_gradients(ctx.conv, grad, x, quantized, *_wanted(ctx))
@@ -58,6 +61,7 @@ class RescaledLayer(Function):
         return convolve(conv, x, what, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, divisor, what = ctx.saved_tensors
         grad_x, grad_weight, grad_bias = layer_gradients(ctx.conv, grad, x, what, *_wanted(ctx))
@@ -74,6 +78,7 @@ class FoldedWeight(Function):
         return quantized
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         weight, s = ctx.saved_tensors
         return grad * per_row(s, weight), row_dots(grad, weight), None
@@ -88,6 +93,7 @@ class RescaledWeight(Function):
         return what
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         weight, divisor, what = ctx.saved_tensors
         return grad, row_dots(grad, weight, what) / divisor, None, None

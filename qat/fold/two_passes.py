@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from qat.fold.arithmetic import at_least_float32, native, out_first, scale_rows
 from qat.fold.convolution import convolve, gives_gradients, layer_gradients
@@ -110,6 +111,7 @@ class _FloatPass(Function):
         return y, y.new_zeros(()).expand_as(y)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, carried: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         grad_x = grad_weight = None
@@ -133,6 +135,7 @@ class _QuantizedPass(Function):
         return convolve(conv, x, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, factor, v, weight = ctx.saved_tensors
         _, needs_x, needs_factor, needs_bias, *_ = ctx.needs_input_grad
@@ -155,6 +158,7 @@ class _InputMoments(Function):
         return mean, centred @ centred.T / rows.shape[1]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_mean: Tensor, grad_covariance: Tensor) -> Tensor:
         x, mean = ctx.saved_tensors
         n = x.numel() // x.shape[1]

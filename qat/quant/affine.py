@@ -152,5 +152,8 @@ class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         x, scale, shift = ctx.saved_tensors
+        x = x.detach()
         steps = x / scale if shift is None else torch.addcdiv(shift, x, scale)
-        return torch.ops.aten.hardtanh_backward(grad, steps, *ctx.ends, grad_input=steps), None, None, None, None
+        # Over itself, unless this is to be differentiated once more.
+        room = {} if torch.is_grad_enabled() else {"grad_input": steps}
+        return torch.ops.aten.hardtanh_backward(grad, steps, *ctx.ends, **room), None, None, None, None

@@ -129,3 +129,27 @@ def test_autocast_keeps_the_types_of_gradients(strategy):
     for g, w in zip(got, wanted):
         assert g.dtype == torch.float32
         torch.testing.assert_close(g, w, rtol=0.1, atol=0.1 * float(w.abs().max()))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_second_derivatives_are_right_or_an_error(strategy):
+    """Of a penalty on the gradient of x: where the weights are inside of autograd as the plain layer's, else refused."""
+    quant = Quant(8, True)
+    layer = STRATEGIES[strategy](*pair("conv2d_grouped"), quantizer(quant))
+
+    def penalty(layer):
+        x = batch("conv2d_grouped", 0)
+        (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+        grad.square().sum().backward()
+        return [p.grad for p in layer.parameters() if p.grad is not None]
+
+    if strategy not in ("static", "scale_merge"):
+        with pytest.raises(RuntimeError, match="twice"):
+            penalty(layer)
+        return
+    found = penalty(layer)
+    plain = STRATEGIES[strategy](*pair("conv2d_grouped"))
+    expected = penalty(plain)
+    for got, wanted in zip(found, expected):
+        # The same up to what rounding the weights to 8 bits changes.
+        torch.testing.assert_close(got, wanted, rtol=0.05, atol=0.05 * float(wanted.abs().max()) + 1e-12)
