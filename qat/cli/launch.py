@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose
-from hydra._internal.callbacks import Callbacks
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
@@ -62,6 +61,8 @@ def prepared_launcher(composer: Composer, own: list[str], run_root: str) -> Laun
         config.hydra.runtime.output_dir = str(folder)
         config.hydra.job.num, config.hydra.job.id = 0, "0"
     HydraConfig.instance().set_config(config)
+    from hydra._internal.callbacks import Callbacks  # asked for by HydraContext; here, so that no other command needs it
+
     context = HydraContext(config_loader=composer.loader, callbacks=Callbacks())
     return Plugins.instance().instantiate_launcher(hydra_context=context, task_function=_refuse, config=config)
 

@@ -11,7 +11,7 @@ import torchvision
 from torch import Tensor, nn
 
 from qat.choose import check_name
-from qat.errors import ConfigError
+from qat.errors import ConfigError, QATError
 
 CLASSES = 10
 
@@ -78,6 +78,8 @@ def peak_memory(step: Any) -> int:
         step()
     events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    if not changes:
+        raise QATError("memory of a step", "a profile without memory events", "those of torch.profiler", "Report it with torch's version.")
     now = highest = 0
     for _, change in changes:
         now += change

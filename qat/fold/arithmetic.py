@@ -81,3 +81,10 @@ def scale_shift(u: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     # A batch norm of mean 0 and variance 1: one kernel forward and one backward, in float32 also for half u. Written out, the products and
     # the sums of the gradient take several passes over the activation (1.6 to 2.3 times the time at 32x32 and 8x8 on a CPU).
     return F.batch_norm(u, torch.zeros_like(scale), torch.ones_like(scale), scale, shift, False, 0.0, 0.0)
+
+
+def divisors(s: Tensor) -> tuple[Tensor, Tensor]:
+    """(where s counts as 0, s with 1 in these places), (C_out) each. A subnormal s counts as 0: its reciprocal is infinite."""
+    dead = s.abs() < torch.finfo(s.dtype).tiny
+    # The unused branch of `where` must not divide by 0 either: its gradient would be 0 * inf.
+    return dead, torch.where(dead, 1.0, s)

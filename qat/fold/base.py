@@ -99,6 +99,11 @@ class FoldedConvBN(nn.Module):
         """sqrt(running_var + eps), (C_out)."""
         return sigma(self.bn.running_var, self.bn.eps)
 
+    @property
+    def factor(self) -> Tensor:
+        """gamma / sigma, (C_out)."""
+        return at_least_float32(self.gamma) / self.sigma
+
     def folded(self) -> tuple[Tensor, Tensor]:
         """(weight in the layer's own layout, bias (C_out)) of the inference graph, before quantization; differentiable."""
         return native(self.weight_to_quantize(), self.conv), self._folded_bias()
@@ -108,7 +113,7 @@ class FoldedConvBN(nn.Module):
         if not (self.folds_rows and self.clips_nothing):
             return native(self.quantize_weight(self.weight_to_quantize()), self.conv), self._folded_bias()
         conv, bn = self.conv, self.bn
-        weight, s = at_least_float32(out_first(conv.weight, conv)), at_least_float32(self.gamma) / self.sigma
+        weight, s = at_least_float32(out_first(conv.weight, conv)), self.factor
         with torch.no_grad():
             quantized = self.quantize_weight(scale_rows(weight, s), inplace=True)
         return native(FoldedWeight.apply(weight, s, quantized), conv), shift_bias(conv.bias, s, self.beta, bn.running_mean)
@@ -158,7 +163,7 @@ class FoldedConvBN(nn.Module):
     def _folded_layer(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """`integer_layer` in training, as one function."""
         conv = self.conv
-        weight, s = at_least_float32(conv.weight), at_least_float32(self.gamma) / self.sigma
+        weight, s = at_least_float32(conv.weight), self.factor
         bias = shift_bias(conv.bias, s, self.beta, self.bn.running_mean)
         with torch.no_grad():
             quantized = self.quantize_weight(scale_rows(weight, s), inplace=True)
@@ -258,7 +263,7 @@ class FoldedConvBN(nn.Module):
     @property
     def clips_nothing(self) -> bool:
         """Whether the gradient passes the weight quantizer everywhere."""
-        return self.weight_quantizer is None or (isinstance(self.weight_quantizer, FakeQuantizer) and self.weight_quantizer.clips_nothing)
+        return self.weight_quantizer is None or (type(self.weight_quantizer) is FakeQuantizer and self.weight_quantizer.clips_nothing)
 
     def extra_repr(self) -> str:
         return f"strategy={self.strategy}, frozen={self.frozen}"
@@ -317,7 +322,7 @@ class FoldedConvBN(nn.Module):
         """
         if self.weight_quantizer is None:
             return weight_out_first
-        options = {"inplace": True} if inplace and isinstance(self.weight_quantizer, FakeQuantizer) else {}
+        options = {"inplace": True} if inplace and type(self.weight_quantizer) is FakeQuantizer else {}
         return self.weight_quantizer(weight_out_first, **options)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from qat.choose import check_name
-from qat.fold.arithmetic import at_least_float32
+from qat.fold.arithmetic import divisors
 from qat.fold.base import FoldedConvBN
 from qat.fold.statistics import Count, batch_statistics
 
@@ -25,7 +25,7 @@ SOURCES = {"float": "the float layer", "quantized": "the quantized layer"}
 
 class MovingAverage(FoldedConvBN):
     """Args: statistics, "float" or "quantized", whose output the batch's statistics are of. Where gamma is 0 those of the quantized
-    layer are unknown, and the running ones rest.
+    layer are unknown, and the running ones rest. While statistics are pooled they are the float layer's in either case.
 
     Raises:
         ConfigError: another word.
@@ -45,9 +45,7 @@ class MovingAverage(FoldedConvBN):
 
     def _statistics_of(self, y: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Count]:
         mean, var, count = batch_statistics(y, name=self.name, group=self.group)
-        s = at_least_float32(self.gamma) / self.sigma
-        dead = s.abs() < torch.finfo(s.dtype).tiny
-        s = torch.where(dead, 1.0, s)
+        dead, s = divisors(self.factor)
         own = 0.0 if self.conv.bias is None else self.conv.bias
         mean = torch.where(dead, self.bn.running_mean, (mean - bias) / s + own)
         # The running variance is unbiased.

@@ -55,11 +55,11 @@ class ScaleMerge(OutputNormalised):
 
     def quantized(self) -> tuple[Tensor, Tensor]:
         weight = self.quantize_weight(self.weight_to_quantize())
-        return native(weight * per_row(self._factor, weight), self.conv), self._folded_bias()
+        return native(weight * per_row(self.factor, weight), self.conv), self._folded_bias()
 
     def folded(self) -> tuple[Tensor, Tensor]:
         weight = self.weight_to_quantize()
-        return native(weight * per_row(self._factor, weight), self.conv), self._folded_bias()
+        return native(weight * per_row(self.factor, weight), self.conv), self._folded_bias()
 
     @torch.no_grad()
     def weight_codes(self) -> tuple[Tensor, Tensor]:
@@ -69,18 +69,14 @@ class ScaleMerge(OutputNormalised):
             QATError: also a negative gamma on a grid that a change of sign leaves.
         """
         self.check_signs()
-        return merged(*super().weight_codes(), self._factor)
+        return merged(*super().weight_codes(), self.factor)
 
     @torch.no_grad()
     def weight_scale(self) -> Tensor:
-        return merged_scale(super().weight_scale(), self._factor)[0]
+        return merged_scale(super().weight_scale(), self.factor)[0]
 
     def weight_to_quantize(self) -> Tensor:
         return at_least_float32(out_first(self.conv.weight, self.conv))
-
-    @property
-    def _factor(self) -> Tensor:
-        return at_least_float32(self.gamma) / self.sigma
 
     def unnormalised(self, x: Tensor) -> Tensor:
         return convolve(self.conv, x, native(self.quantize_weight(self.weight_to_quantize()), self.conv), self.conv.bias)

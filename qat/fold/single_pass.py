@@ -14,7 +14,7 @@ float weights gamma has the gradient that it has in the float model."""
 import torch
 from torch import Tensor
 
-from qat.fold.arithmetic import at_least_float32, native, out_first, per_row, scale_rows
+from qat.fold.arithmetic import at_least_float32, divisors, native, out_first, per_row, scale_rows
 from qat.fold.batch_norm import OutputNormalised
 from qat.fold.convolution import convolve
 from qat.fold.straight_through import RescaledLayer, RescaledWeight
@@ -22,15 +22,8 @@ from qat.fold.straight_through import RescaledLayer, RescaledWeight
 
 def rescaled(weight: Tensor, quantized: Tensor, s: Tensor) -> Tensor:
     """What from W and Q(s W), both out-first; s (C_out)."""
-    dead, safe = _live(s)
+    dead, safe = divisors(s)
     return torch.where(per_row(dead, weight), weight, quantized / per_row(safe, weight))
-
-
-def _live(s: Tensor) -> tuple[Tensor, Tensor]:
-    """(where s counts as 0, s with 1 in these places). A subnormal s counts as 0: its reciprocal is infinite."""
-    dead = s.abs() < torch.finfo(s.dtype).tiny
-    # The unused branch of `where` must not divide by 0 either: its gradient would be 0 * inf.
-    return dead, torch.where(dead, 1.0, s)
 
 
 class SinglePass(OutputNormalised):
@@ -40,11 +33,11 @@ class SinglePass(OutputNormalised):
         conv = self.conv
         if self.weight_quantizer is None:
             return convolve(conv, x, conv.weight, conv.bias)
-        weight, s = at_least_float32(out_first(conv.weight, conv)), at_least_float32(self.gamma) / self.sigma
+        weight, s = at_least_float32(out_first(conv.weight, conv)), self.factor
         if not self.clips_nothing:
             return convolve(conv, x, native(rescaled(weight, self.quantize_weight(scale_rows(weight, s)), s), conv), conv.bias)
         with torch.no_grad():
-            dead, divisor = _live(s)
+            dead, divisor = divisors(s)
             what = self.quantize_weight(scale_rows(weight, s), inplace=True).div_(per_row(divisor, weight))
             # Where s counts as 0 so does Q(s W): adding W there costs less than choosing.
             what.addcmul_(weight, per_row(dead.to(weight.dtype), weight))

@@ -100,8 +100,9 @@ class RescaledWeight(Function):
 
 
 def _wanted(ctx: Any) -> tuple[bool, bool, bool]:
-    """Whether x, the weight and the bias, arguments 0, 1 and 3, need a gradient."""
-    return ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3]
+    """Whether the gradients of x, of the weight (from which that of s is taken too) and of the bias are needed; arguments 0 to 3."""
+    of_x, of_weight, of_s, of_bias, *_ = ctx.needs_input_grad
+    return of_x, of_weight or of_s, of_bias
 
 
 def row_dots(a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:

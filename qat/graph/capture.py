@@ -129,22 +129,6 @@ def _trace(
     return module
 
 
-def _defaults_beyond(model: nn.Module, given: int) -> dict[str, Any]:
-    parameters = list(inspect.signature(model.forward).parameters.values())
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    return {p.name: p.default for p in named[given:] if p.default is not p.empty}
-
-
-def _drop_constants(graph: fx.Graph, names: set[str]) -> None:
-    """Erase the placeholders of arguments held at their defaults, and the assertions fx puts on them."""
-    for node in [n for n in graph.nodes if n.op == "placeholder" and (n.target in names or str(n.target).lstrip("*") in names)]:
-        for user in list(node.users):
-            for reader in list(user.users):
-                graph.erase_node(reader)
-            graph.erase_node(user)
-        graph.erase_node(node)
-
-
 def _positional_inputs(module: fx.GraphModule) -> None:
     """Calls such as conv(input=x) as conv(x)."""
     for node in module.graph.nodes:

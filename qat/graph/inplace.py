@@ -57,7 +57,7 @@ def _make_pure(node: fx.Node) -> None:
     if node.op == "call_method":
         pure = str(node.target).removesuffix("_")
         # zero_, fill_, copy_ and random ones have no such form: they change the tensor that only they and later readers have.
-        node.target = pure if hasattr(torch.Tensor, pure) else node.target
+        node.target = pure if callable(getattr(torch.Tensor, pure, None)) else node.target
     elif node.op == "call_function":
         node.target = _OPERATORS.get(node.target, node.target)
         if "inplace" in node.kwargs:

@@ -35,7 +35,8 @@ def load_float(prepared: QuantGraph, state: Mapping[str, Tensor]) -> None:
     own, names = prepared.state_dict(), float_names(prepared)
     found = {key: state[name] for key, name in names.items() if name in state}
     missing = [name for key, name in names.items() if key not in found and not name.endswith("num_batches_tracked")]
-    unexpected = sorted(set(state) - set(names.values()))
+    # What its forward never reaches, and further names of shared modules, the float network's state has too.
+    unexpected = sorted(set(state) - set(names.values()) - set(prepared.meta.get("float_state", ())))
     shapes = [f"{names[k]} {tuple(v.shape)} instead of {tuple(own[k].shape)}" for k, v in found.items() if v.shape != own[k].shape]
     lists = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
     if wrong := [f"{len(keys)} tensors {what}: {', '.join(keys[:_SHOWN])}" for what, keys in lists.items() if keys]:

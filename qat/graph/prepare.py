@@ -63,6 +63,7 @@ def prepare(
     tell_layers_their_input(graph)
     prepared = QuantGraph.finished(graph, report, model.training)
     prepared.meta["target"] = config.target
+    prepared.meta["float_state"] = tuple(model.state_dict())
     return prepared
 
 

@@ -10,8 +10,6 @@ from torch import Tensor, fx, nn
 from qat.errors import QATError
 from qat.graph.report import FoldReport
 
-_QUANTIZERS = "quantizer"  # what the names of weight and activation quantizers have in common
-
 
 class QuantGraph(fx.GraphModule):
     """GraphModule with a fold report. `meta` holds plain state: it is what fx carries through deepcopy."""
@@ -36,8 +34,9 @@ class QuantGraph(fx.GraphModule):
         Raises:
             QATError: the state of a float network, for a prepared one.
         """
-        own = [key for key in self.state_dict() if _QUANTIZERS in key]
-        if own and not any(_QUANTIZERS in key for key in state_dict):
+        of_float = set(self.meta.get("float_state", ()))
+        own = set(self.state_dict()) - of_float
+        if of_float.intersection(state_dict) and not own.intersection(state_dict):
             todo = "Use qat.load_float."
             raise QATError("load_state_dict", "a float network's state", "that of a prepared network", todo)
         return super().load_state_dict(state_dict, strict=strict, assign=assign)

@@ -20,6 +20,8 @@ _BELOW_MIN_SCALE = MIN_SCALE * (1 - 2.0**-24)  # the next float32
 # Scale of a range that holds nothing but 0. Any value keeps the codes at 0; with this one a bias of scale s_x s_w fits 32 bits and is exact
 # to a small part of s_x.
 EMPTY_SCALE = 2.0**-14
+# 1 + this times a half code is the next float32 (or the one behind) away from 0.
+_NEXT = 2.0**-23
 
 
 def qparams(lo: Tensor, hi: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
@@ -145,8 +147,8 @@ class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor | None, qmin: int, qmax: int) -> Tensor:
         ctx.save_for_backward(x, scale, shift)
-        # What rounds onto the grid lies between its ends and half a step.
-        ctx.ends = qmin - 0.5, qmax + 0.5
+        # What rounds onto the grid lies between its ends and half a step; at the lower one to even, which is on the grid where that is.
+        ctx.ends = (qmin - 0.5) * (1 + (qmin % 2 == 0) * _NEXT), qmax + 0.5
         return _on_grid(x / scale, scale, shift, qmin, qmax)
 
     @staticmethod

@@ -156,7 +156,7 @@ def load_state(module: nn.Module, saved: dict[str, Any], path: Path) -> None:
     try:
         module.load_state_dict(saved["state_dict"])
     except (RuntimeError, TypeError, AttributeError, ValueError) as error:
-        found = f"other tensors than the network's ({str(error).splitlines()[-1].strip()})"
+        found = f"other tensors than the network's ({(str(error).splitlines() or [type(error).__name__])[-1].strip()})"
         raise ConfigError(str(path), found, "the checkpoint of this network", "Run it again.") from error
 
 

@@ -41,7 +41,7 @@ def qat_trainer(
     history, until = None, 0
     if resumed is not None:
         history = Path(config["resume"]) / "metrics.csv"
-        until = read_checkpoint(resumed)["global_step"]
+        until = read_checkpoint(resumed).get("global_step", 0)
     loggers = [
         MetricsFile(run_dir / "metrics.csv", history, until),
         TensorBoardLogger(run_dir, name="", version="", default_hp_metric=False),

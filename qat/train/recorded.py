@@ -27,7 +27,7 @@ def recorded_config(folder: Path, trusted: str | None = None) -> dict[str, Any]:
     path = folder / "config.yaml"
     try:
         plain = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
         found = f"{str(folder)!r} without a readable config.yaml ({type(error).__name__})"
         raise ConfigError(str(path), found, "the configuration of a run", "Give runs/RECIPE/TIMESTAMP.") from error
     if not isinstance(plain, dict):
@@ -52,16 +52,22 @@ def _texts(node: Any, path: str = "") -> list[tuple[str, str]]:
 
 
 def _require_own(name: str, folder: Path) -> None:
-    """Raise ConfigError unless `name` is a function defined in a file below the working directory and outside the run folder."""
+    """Raise ConfigError unless `name` is a function defined in a file below the working directory that did not come with the run folder.
+
+    What lies beside a run folder came with it: of the working directory the whole first folder on the way to it is left out.
+    """
     module_name, _, attribute = name.partition(":")
     here, parts = Path.cwd().resolve(), module_name.split(".")
     files = [here.joinpath(*parts).with_suffix(".py"), here.joinpath(*parts, "__init__.py")] if all(parts) else []
-    if any(file.is_file() and not file.resolve().is_relative_to(folder.resolve()) for file in files):
+    came_with = folder.resolve()
+    if came_with.is_relative_to(here):
+        came_with = here.joinpath(*came_with.relative_to(here).parts[:1])
+    if any(file.is_file() and not file.resolve().is_relative_to(came_with) for file in files):
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
         try:
             defined = inspect.getsourcefile(getattr(importlib.import_module(module_name), attribute))
-        except (ImportError, AttributeError, TypeError):
+        except Exception:  # a module can fail in any way when it is imported
             defined = None
         if defined is not None and Path(defined).resolve() in [file.resolve() for file in files]:
             return

@@ -30,10 +30,12 @@ def checkpoint_to_resume(config: dict[str, Any], run_dir: Path) -> Path | None:
     for name in ("best.ckpt", "last.ckpt"):
         if (old / "checkpoints" / name).is_file() and (old / "checkpoints").resolve() != folder.resolve():
             shutil.copyfile(old / "checkpoints" / name, folder / name)
-    saved = read_checkpoint(folder / "last.ckpt").get("hyper_parameters", {}).get("config")
-    if not isinstance(saved, dict):
+    parts = ("model", "quant", "fold", "optim")
+    saved = read_checkpoint(folder / "last.ckpt").get("hyper_parameters")
+    saved = saved.get("config") if isinstance(saved, dict) else None
+    if not isinstance(saved, dict) or not all(isinstance(saved.get(part), dict) for part in parts):
         raise ConfigError(str(folder / "last.ckpt"), "no configuration", "a checkpoint of this project", "Start a run of its own.")
-    for part in ("model", "quant", "fold", "optim"):
+    for part in parts:
         changed = [f"{part}.{key}" for key, value in saved[part].items() if config[part].get(key) != value]
         if changed:
             todo = "Resume with the settings of that run, or start a run of its own."

@@ -119,7 +119,7 @@ def test_a_pickle_as_an_option_of_a_network(tmp_path, write):
 
     write(tmp_path / "weights.pth", Evil(tmp_path / "marker"))
     model = {"source": "timm", "name": "resnet10t", "options": {"checkpoint_path": str(tmp_path / "weights.pth")}}
-    with pytest.raises(ConfigError, match=r"^model\.options: found .*weights_only"):
+    with pytest.raises(ConfigError, match=r"^model\.options\.checkpoint_path: found .*model\.checkpoint"):
         build_model(model, 1000, 3)
     assert not (tmp_path / "marker").exists()
 
@@ -247,3 +247,41 @@ def test_notes_in_a_file_that_are_none(folder, tmp_path, capsys, key, value):
     assert evaluate.main([str(tmp_path / "noted.onnx")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"note {key}: found {value!r}" in line
+
+
+@pytest.mark.parametrize("helper", ["pass", "import nothing_of_that_name", "a typo"])
+def test_a_module_that_came_beside_a_run_folder_is_not_imported(tmp_path, monkeypatch, helper):
+    """A downloaded folder of several runs brings its own module; one of the user's that cannot be imported is no function either."""
+    from qat.errors import ConfigError
+    from qat.train.recorded import _require_own
+
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "downloaded" / "run1"
+    run.mkdir(parents=True)
+    (tmp_path / "downloaded" / "helper.py").write_text(f"import pathlib\npathlib.Path('marker').mkdir()\n{helper}\ndef build(): ...\n")
+    (tmp_path / "mine_with_a_typo.py").write_text("a typo\n")
+    for name in ("downloaded.helper:build", "mine_with_a_typo:build"):
+        with pytest.raises(ConfigError, match="not defined in the working directory"):
+            _require_own(name, run)
+    assert not (tmp_path / "marker").exists()
+
+
+def test_a_configuration_inside_itself_is_one_line(tmp_path):
+    from qat.errors import ConfigError
+    from qat.train.recorded import recorded_config
+
+    (tmp_path / "config.yaml").write_text("a: &a [*a]\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml") as error:
+        recorded_config(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("found", [[1], {"config": {}}, {"config": {"model": 3}}, None])
+def test_a_checkpoint_without_its_configuration_is_one_line(tmp_path, found):
+    from qat.errors import ConfigError
+    from qat.train.resume import checkpoint_to_resume
+
+    (tmp_path / "checkpoints").mkdir()
+    torch.save({"state_dict": {}, "hyper_parameters": found}, tmp_path / "checkpoints" / "last.ckpt")
+    with pytest.raises(ConfigError, match="no configuration"):
+        checkpoint_to_resume({"resume": str(tmp_path)}, tmp_path / "new")

@@ -1,4 +1,4 @@
-"""The cheaper ways to the same values: one weight gradient for two layers, statistics of a pointwise layer from its input's moments."""
+"""The cheaper ways to the same values: one weight gradient for two layers, weights folded outside of autograd."""
 
 import copy
 from itertools import product
@@ -12,8 +12,8 @@ from torch import nn
 
 from qat.fold import STRATEGIES
 from qat.fold.convolution import gives_gradients, layer_gradients
-from qat.fold.statistics import batch_statistics
-from qat.fold.two_passes import TwoPasses, moments_are_cheaper, pointwise_statistics
+from qat.fold.two_passes import TwoPasses
+from qat.quant import FakeQuantizer, QuantSpec
 
 DOUBLE = ["naive", "batch_renorm", "bn_correction"]
 PLAIN = [kind for kind in KINDS if gives_gradients(KINDS[kind].build(False))]
@@ -29,42 +29,6 @@ def test_gradients_of_a_layer(kind):
     for wanted in product((False, True), repeat=3):
         for got, right, asked in zip(layer_gradients(conv, grad, x, conv.weight, *wanted), expected, wanted):
             assert got is None if not asked else assert_close(got, right, f"{wanted}") is None
-
-
-@pytest.mark.parametrize("kind", ["pointwise_widening", "pointwise_widening1d"])
-def test_moments_of_the_input_give_the_statistics_of_the_output(kind):
-    conv, _ = pair(kind)
-    x, x_direct = batch(kind, 0), batch(kind, 0)
-    found, expected = pointwise_statistics(conv, x), batch_statistics(conv(x_direct))
-    assert found[2] == expected[2]
-    weights = torch.linspace(0.3, 2, conv.out_channels, dtype=torch.float64)
-    for got, wanted, what in zip(found[:2], expected[:2], ("mean", "variance")):
-        assert_close(got, wanted, what, 1e-12)
-        got, wanted = (
-            torch.autograd.grad((v * weights).sum(), [leaf, conv.weight], retain_graph=True) for v, leaf in ((got, x), (wanted, x_direct))
-        )
-        assert_close(got[0], wanted[0], f"gradient of x through the {what}", 1e-12)
-        assert_close(got[1], wanted[1], f"gradient of W through the {what}", 1e-12)
-
-
-@pytest.mark.parametrize(
-    ("conv", "shape", "expected"),
-    [
-        (nn.Conv2d(4, 8, 1), (64, 4, 5, 5), True),
-        (nn.Conv3d(4, 9, 1, stride=2), (64, 4, 2, 3, 3), True),
-        (nn.Conv2d(4, 5, 1), (64, 4, 5, 5), True),
-        (nn.Conv2d(4, 4, 1), (64, 4, 5, 5), False),
-        (nn.Conv2d(4, 8, 1), (2, 4, 2, 3), False),  # 12 positions: products of the weights cost more
-        (nn.Conv2d(4, 8, 1, stride=2), (2, 4, 2, 6), False),  # 6 of 24
-        (nn.Conv2d(4, 8, 3), (64, 4, 5, 5), False),
-        (nn.Conv2d(4, 8, 1, padding=1), (64, 4, 5, 5), False),
-        (nn.Conv2d(4, 8, 1, groups=2), (64, 4, 5, 5), False),
-        (nn.ConvTranspose2d(4, 8, 1), (64, 4, 5, 5), False),
-        (nn.Linear(4, 8), (64, 4), False),
-    ],
-)
-def test_where_moments_are_cheaper(conv, shape, expected):
-    assert moments_are_cheaper(conv, torch.zeros(shape)) == expected
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
@@ -153,3 +117,65 @@ def test_second_derivatives_are_right_or_an_error(strategy):
     for got, wanted in zip(found, expected):
         # The same up to what rounding the weights to 8 bits changes.
         torch.testing.assert_close(got, wanted, rtol=0.05, atol=0.05 * float(wanted.abs().max()) + 1e-12)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_gradients_do_not_depend_on_who_else_trains(strategy, frozen):
+    """Each parameter's gradient is the same where the others, or x, need none."""
+
+    def found(trained, of_x):
+        layer = STRATEGIES[strategy](*pair("conv2d_grouped", bias=True), quantizer(Quant(4, True)))
+        if frozen:
+            layer.freeze()
+        for name, p in layer.named_parameters():
+            p.requires_grad_(name in trained)
+        x = batch("conv2d_grouped", 0).detach().requires_grad_(of_x)
+        (layer(x) ** 3).sum().backward()
+        return {name: p.grad for name, p in layer.named_parameters()}
+
+    every = [name for name, _ in STRATEGIES[strategy](*pair("conv2d_grouped", bias=True)).named_parameters()]
+    together = found(every, True)
+    for name in every:
+        for of_x in (False, True):
+            alone = found([name], of_x)
+            assert [n for n, grad in alone.items() if grad is not None] == [n for n in [name] if together[n] is not None]
+            if together[name] is not None:
+                assert_close(alone[name], together[name], name)
+
+
+@pytest.mark.parametrize("strategy", DOUBLE)
+def test_one_weight_gradient_is_computed(strategy, monkeypatch):
+    asked = []
+    real = layer_gradients
+    spied = lambda *args: asked.append(args[5]) or real(*args)  # noqa: E731
+    monkeypatch.setattr("qat.fold.two_passes.layer_gradients", spied)
+    layer = STRATEGIES[strategy](*pair("conv2d_grouped"), quantizer(Quant(8, True)))
+    layer(batch("conv2d_grouped", 0)).square().sum().backward()
+    assert sum(asked) == 1 and len(asked) == 3
+
+
+def test_float16_keeps_its_own_gradients():
+    """f du may be beyond float16 where du is not."""
+    layer = STRATEGIES["bn_correction"](*(m.float() for m in pair("conv2d_grouped")), quantizer(Quant(8, True)))
+    x = batch("conv2d_grouped", 0).detach().float()
+    assert TwoPasses(layer, x).carrier is not None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert TwoPasses(layer, x).carrier is not None
+    with torch.autocast("cpu", torch.float16):
+        assert TwoPasses(layer, x).carrier is None
+
+
+class Own(FakeQuantizer):
+    def forward(self, x):
+        return super().forward(x) + 0
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_quantizer_of_the_users_own(strategy):
+    own, plain = (STRATEGIES[strategy](*pair("conv2d_grouped"), kind(QuantSpec(4))) for kind in (Own, FakeQuantizer))
+    x, other = batch("conv2d_grouped", 0), batch("conv2d_grouped", 0)
+    y, expected = own(x), plain(other)
+    assert_close(y, expected, "output")
+    for got, wanted in zip(gradients(y, [x, *own.parameters()]), gradients(expected, [other, *plain.parameters()])):
+        assert_close(got, wanted, "gradient", 1e-9)

@@ -92,3 +92,36 @@ def test_a_static_layer_has_no_batch_norm_to_load():
     network = qat.prepare(one, (batch(0),), qat.QATConfig(fold="static"))
     with pytest.raises(qat.QATError, match=r"^stem\.0: found a static layer.*then prepare it"):
         qat.load_float(network, other.state_dict())
+
+
+class Aliased(torch.nn.Module):
+    """A module under two names, and one that forward never calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4))
+        self.b, self.aux = self.a, torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.a(x)
+
+
+def test_a_state_has_more_than_the_graph():
+    x = torch.randn(4, 3, 5, 5)
+    torch.manual_seed(0)
+    model, other = Aliased().eval(), Aliased().eval()
+    prepared = qat.prepare(model, (x,))
+    qat.load_float(prepared, other.state_dict())
+    qat.set_fake_quant(prepared, weights=False, activations=False)
+    torch.testing.assert_close(prepared(x), other(x))
+    with pytest.raises(qat.QATError, match="unexpected: c"):
+        qat.load_float(prepared, {**other.state_dict(), "c": torch.zeros(1)})
+
+
+def test_parts_of_a_prepared_state_load_as_ever():
+    x = torch.randn(4, 3, 5, 5)
+    prepared = qat.prepare(Aliased().eval(), (x,))
+    assert prepared.load_state_dict({}, strict=False).unexpected_keys == []
+    doubled = {name: 2 * p.detach() for name, p in prepared.named_parameters()}
+    prepared.load_state_dict(doubled, strict=False)
+    assert all(torch.equal(p, doubled[name]) for name, p in prepared.named_parameters())

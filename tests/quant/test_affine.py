@@ -212,3 +212,19 @@ def test_odd_ranges_give_usable_parameters(spec, ends):
 def test_an_empty_range_keeps_a_bias_representable():
     scale, _ = qparams(torch.zeros(2), torch.zeros(2), QuantSpec())
     assert torch.equal(scale, torch.full((2,), EMPTY_SCALE))
+
+
+@pytest.mark.parametrize(
+    ("spec", "steps", "inside"),
+    [
+        (QuantSpec(8, symmetric=False, per_channel=False), [-0.5, -0.50001, 255.5, 255.49], [1, 0, 0, 1]),
+        (QuantSpec(8, narrow=False, per_channel=False), [-128.5, -128.51, 127.5, 127.49], [1, 0, 0, 1]),
+        (QuantSpec(8, per_channel=False), [-127.5, -127.49, 127.5, 127.49], [0, 1, 0, 1]),
+        (QuantSpec(3, narrow=False, per_channel=False), [-4.5, -4.51, 3.5, 3.49], [1, 0, 0, 1]),
+    ],
+)
+def test_the_gradient_at_the_ends_follows_the_rounding(spec, steps, inside):
+    x = (torch.tensor(steps) * 0.25).requires_grad_()
+    zero = torch.zeros((), dtype=torch.int32)
+    fake_quantize(x, torch.tensor(0.25), zero, spec).sum().backward()
+    assert x.grad.tolist() == inside

@@ -26,6 +26,10 @@ def _timm(name: str, num_classes: int, in_channels: int, options: Options) -> nn
     known = timm.list_models()
     architecture, _, _ = str(name).partition(".")  # "resnet18.a1_in1k" names weights too, which are not downloaded
     check_name("model.name", architecture, known)
+    for key in options:
+        if key == "checkpoint_path" or key.startswith("pretrained"):
+            todo = "Give a file of weights as model.checkpoint; nothing is downloaded."
+            raise ConfigError(f"model.options.{key}", "weights by way of timm", "options of the architecture", todo)
     return timm.create_model(architecture, pretrained=False, num_classes=num_classes, in_chans=in_channels, **options)
 
 
