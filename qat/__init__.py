@@ -26,6 +26,10 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [*_HOME_OF, "fold"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     # Looked up on first use: the table of recipes must not wait for torch.
     if name == "fold":

@@ -14,7 +14,7 @@ from qat.fold.arithmetic import at_least_float32, corrected, fold_bias, fold_wei
 from qat.fold.convolution import convolve, is_plain
 from qat.fold.foldable import FROZEN_NORMS, check_foldable
 from qat.fold.probe import adds_bias
-from qat.fold.statistics import Count, Pool, move_running, write_pooled
+from qat.fold.statistics import Count, Pool, held, move_running, write_pooled
 from qat.fold.straight_through import FoldedLayer, FoldedWeight, is_one_function
 from qat.fold.two_passes import TwoPasses
 from qat.quant import FakeQuantizer
@@ -97,7 +97,7 @@ class FoldedConvBN(nn.Module):
     @property
     def sigma(self) -> Tensor:
         """sqrt(running_var + eps), (C_out)."""
-        return sigma(self.bn.running_var, self.bn.eps)
+        return sigma(held(self.bn.running_var), self.bn.eps)
 
     @property
     def factor(self) -> Tensor:
@@ -116,7 +116,7 @@ class FoldedConvBN(nn.Module):
         weight, s = at_least_float32(out_first(conv.weight, conv)), self.factor
         with torch.no_grad():
             quantized = self.quantize_weight(scale_rows(weight, s), inplace=True)
-        return native(FoldedWeight.apply(weight, s, quantized), conv), shift_bias(conv.bias, s, self.beta, bn.running_mean)
+        return native(FoldedWeight.apply(weight, s, quantized), conv), shift_bias(conv.bias, s, self.beta, held(bn.running_mean))
 
     @torch.no_grad()
     def integer(self, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -164,7 +164,7 @@ class FoldedConvBN(nn.Module):
         """`integer_layer` in training, as one function."""
         conv = self.conv
         weight, s = at_least_float32(conv.weight), self.factor
-        bias = shift_bias(conv.bias, s, self.beta, self.bn.running_mean)
+        bias = shift_bias(conv.bias, s, self.beta, held(self.bn.running_mean))
         with torch.no_grad():
             quantized = self.quantize_weight(scale_rows(weight, s), inplace=True)
         scale = self._bias_scale()
@@ -289,7 +289,7 @@ class FoldedConvBN(nn.Module):
         return getattr(self.bn, "process_group", None)
 
     def _folded_bias(self) -> Tensor:
-        return fold_bias(self.conv.bias, self.gamma, self.beta, self.bn.running_mean, self.sigma)
+        return fold_bias(self.conv.bias, self.gamma, self.beta, held(self.bn.running_mean), self.sigma)
 
     @torch.no_grad()
     def weight_scale(self) -> Tensor:

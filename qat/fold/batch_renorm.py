@@ -17,6 +17,7 @@ from qat.errors import QATError
 from qat.fold.arithmetic import at_least_float32, fold_bias
 from qat.fold.arithmetic import sigma as sigma_of
 from qat.fold.base import FoldedConvBN
+from qat.fold.statistics import held
 from qat.fold.two_passes import TwoPasses
 
 
@@ -47,7 +48,7 @@ class BatchRenorm(FoldedConvBN):
         gamma, passes = at_least_float32(self.gamma), TwoPasses(self, x)
         mu_B, var_B, count = passes.statistics()
         sigma_B = sigma_of(var_B, self.bn.eps)
-        r, d = correction(mu_B, sigma_B, self.bn.running_mean, self.sigma, self.r_max, self.d_max)
+        r, d = correction(mu_B, sigma_B, held(self.bn.running_mean), self.sigma, self.r_max, self.d_max)
         bias = fold_bias(self.conv.bias, gamma * r, self.beta, mu_B, sigma_B) + gamma * d
         y = passes.quantized(gamma * r, sigma_B, bias)
         self.record(mu_B, var_B, count)

@@ -78,6 +78,23 @@ def move_running(bn: nn.Module, mean: Tensor, var: Tensor, count: Count) -> None
     running_var.lerp_((var * (count / (count - 1))).to(running_var.dtype), 0.0 if weight is None else weight)
 
 
+def held(statistic: Tensor) -> Tensor:
+    """A running statistic as it is before this step's update, also for a compiled backward pass.
+
+    torch.compile would rather keep the buffer than what was computed from it, and compute that once more in the backward pass, when the
+    buffer has moved. What a custom operator gives is kept.
+    """
+    return _held(statistic) if torch.compiler.is_compiling() else statistic
+
+
+@torch.library.custom_op("qat::held", mutates_args=())
+def _held(statistic: Tensor) -> Tensor:
+    return statistic.clone()
+
+
+_held.register_fake(torch.empty_like)
+
+
 class Pool:
     """Pooled statistics of several batches: those of the batches laid end to end, up to float64 rounding."""
 

@@ -30,7 +30,11 @@ _SHAPE_METHODS = ("size", "dim", "ndimension", "is_floating_point")
 
 
 def bind(forward: Callable[..., Any], inputs: Iterable[Any], constants: dict[str, Any]) -> tuple[list[Any], dict[str, Any], list[str]]:
-    """(positional arguments, keyword arguments, names of the inputs) of a call: constants by name, inputs in order, else defaults."""
+    """(positional arguments, keyword arguments, names of the inputs) of a call: constants by name, inputs in order, else defaults.
+
+    Raises:
+        TypeError: an argument without any of these.
+    """
     left, names = list(inputs), []
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -49,6 +53,8 @@ def bind(forward: Callable[..., Any], inputs: Iterable[Any], constants: dict[str
             args.append(left.pop(0))
         elif p.default is not p.empty:
             args.append(p.default)
+        else:
+            raise TypeError(f"missing a value for '{p.name}', which has no default")
     return args + left, kwargs, names
 
 

@@ -260,3 +260,24 @@ def test_static_keeps_who_trains():
 def test_layers_are_found_as_modules():
     layer = layer_of("bn_correction")
     assert isinstance(layer.activation, nn.Identity) and layer.name == "" and "strategy=bn_correction" in repr(layer)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_its_compiled_gradients_are_the_eager_ones(strategy, frozen):
+    """The statistics move in the forward pass: a backward pass that computed from them once more would take the new ones."""
+    torch._dynamo.reset()
+    layer = layer_of(strategy, kind="conv2d_grouped")
+    layer.train()
+    if frozen:
+        layer.freeze()
+    plain = copy.deepcopy(layer)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    found = []
+    for network, own in ((compiled, layer), (plain, plain)):
+        x = (5 + 3 * batch("conv2d_grouped", 0)).detach().requires_grad_()
+        y = network(x)
+        (y**3).sum().backward()
+        found.append([y, x.grad, *(p.grad for p in own.parameters())])
+    for index, (got, wanted) in enumerate(zip(*found)):
+        assert_close(got, wanted, f"{index}", 1e-9)

@@ -367,3 +367,14 @@ def test_the_guide_runs():
     space: dict[str, Any] = {"__name__": "guide"}
     for block in blocks:
         exec(compile(block, "docs/capture.md", "exec"), space)
+
+
+class Needs(nn.Module):
+    def forward(self, x, scale, n=2):
+        return x * scale * n
+
+
+@pytest.mark.parametrize("concrete", [None, {"n": 3}])
+def test_a_missing_argument_takes_no_other_ones_value(concrete):
+    with pytest.raises(qat.CaptureError, match="missing a value for 'scale'"):
+        qat.prepare(Needs(), (torch.ones(2, 3),), concrete_args=concrete)
