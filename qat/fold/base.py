@@ -192,6 +192,9 @@ class FoldedConvBN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self._rank is not None and x.dim() != self._rank:
             raise QATError(self.name or type(self).__name__, f"input of rank {x.dim()}", f"rank {self._rank}", "Leave this pair unfolded.")
+        if self.conv._forward_pre_hooks or self.conv._forward_hooks:
+            where = self.name or type(self).__name__
+            raise QATError(where, "hooks on its layer, which is never called (pruning?)", "none", "Make such changes before qat.prepare.")
         if self.training and self._pool is not None:
             # Whatever the strategy trains with: the layers behind must see the network as the pooled statistics will make it.
             return self.normalised_forward(x)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from torch import fx, nn
 
@@ -29,7 +30,7 @@ def match(graph: fx.GraphModule, model: nn.Module, skips: Callable[[str], bool] 
     """Find the foldable pairs of `graph`, captured from `model` (nodes annotated with shapes), and a reason for every other norm."""
     modules = dict(graph.named_modules(remove_duplicate=False))
     calls = Counter(id(modules[str(n.target)]) for n in graph.graph.nodes if n.op == "call_module")
-    shared = _shared_parameters(graph)
+    shared = {key for key, names in owners(graph).items() if len(names) > 1}
     pairs, report = [], FoldReport()
     seen: set[int] = set()
     for node in graph.graph.nodes:
@@ -89,17 +90,24 @@ def _reason(norm: fx.Node, modules: dict[str, nn.Module], calls: Counter, shared
     if len(source.users) > 1:
         readers = ", ".join(describe(user, modules) for user in source.users if user is not norm)
         return f"the output of '{name}' is also read by {readers}"
-    if any(id(p) in shared for p in (*layer.parameters(), *bn.parameters())):
-        return f"'{name}' or its BatchNorm shares a parameter with another layer"
+    if any(id(t) in shared for m in (layer, bn) for t in (*m.parameters(), *m.buffers())):
+        return f"'{name}' or its BatchNorm shares a parameter or buffer with another layer, or the forward reads it"
     shape = source.meta["tensor_meta"].shape if "tensor_meta" in source.meta else ()
     if isinstance(layer, nn.Linear) and len(shape) != 2:
         return f"'{name}' gives rank {len(shape)}, where the BatchNorm's channel axis is not the layer's output axis"
     return check_foldable(layer, bn)
 
 
-def _shared_parameters(graph: fx.GraphModule) -> set[int]:
-    owners = Counter(id(p) for m in graph.modules() for p in m.parameters(recurse=False))
-    return {key for key, count in owners.items() if count > 1}
+def owners(graph: fx.GraphModule) -> dict[int, list[str]]:
+    """Who has each parameter or buffer, by its id: names of modules, and of nodes that read it beside its module."""
+    found: dict[int, list[str]] = {}
+    for name, module in graph.named_modules():
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            found.setdefault(id(tensor), []).append(name)
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            found.setdefault(id(attrgetter(str(node.target))(graph)), []).append(f"the forward ({node.name})")
+    return found
 
 
 def replace_norm(graph: fx.GraphModule, pair: Pair, activation: nn.Module) -> None:

@@ -15,7 +15,7 @@ from qat.graph.capture import capture
 from qat.graph.config import QATConfig
 from qat.graph.kinds import BATCH_NORMS, FUNCTIONAL_LAYERS, WEIGHTED
 from qat.graph.left_norm import LeftBatchNorm
-from qat.graph.match import Pair, match, replace_norm
+from qat.graph.match import Pair, match, owners, replace_norm
 from qat.graph.place import place_quantizers, tell_layers_their_input
 from qat.graph.prepared import QuantGraph
 from qat.graph.report import FoldReport
@@ -101,10 +101,7 @@ def _fold_pair(graph: fx.GraphModule, pair: Pair, config: QATConfig, training: b
 
 
 def _quantize_other_layers(graph: fx.GraphModule, config: QATConfig, report: FoldReport) -> None:
-    owners: dict[int, list[str]] = {}
-    for name, module in graph.named_modules():
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), []).append(name)
+    owned = owners(graph)
     seen: set[int] = set()
     for node in graph.graph.nodes:
         if node.op != "call_module":
@@ -117,7 +114,7 @@ def _quantize_other_layers(graph: fx.GraphModule, config: QATConfig, report: Fol
         if not isinstance(layer, WEIGHTED) or config.keeps_whole(name) or id(layer) in seen:
             continue
         seen.add(id(layer))
-        tied = {other for p in layer.parameters() for other in owners[id(p)] if other != name and not other.startswith(f"{name}.")}
+        tied = {other for p in layer.parameters() for other in owned[id(p)] if other != name and not other.startswith(f"{name}.")}
         if len(node.args) != 1 or node.kwargs:
             report.notes.append(f"{name}: stays float, it is called with more than its input")
             continue
@@ -138,3 +135,6 @@ def _wrap_left_norms(graph: fx.GraphModule, training: bool) -> None:
             if training and not left.bn.training:
                 left.freeze()
             graph.set_submodule(name, left)
+            for reader in graph.graph.nodes:
+                if reader.op == "get_attr" and str(reader.target).startswith(f"{name}."):
+                    reader.target = f"{name}.bn.{str(reader.target).removeprefix(f'{name}.')}"

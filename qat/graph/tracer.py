@@ -141,7 +141,15 @@ class Tracer(fx.Tracer):
             raise
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        return attr_val if self._evaluating else super().getattr(attr, attr_val, parameter_proxy_cache)
+        if self._evaluating:
+            return attr_val
+        # fx would compute with a buffer at capture and keep the result: a checkpoint loaded later would not reach it.
+        name = next((n for n, b in self.root.named_buffers() if b is attr_val), None) if isinstance(attr_val, Tensor) else None
+        if name is None:
+            return super().getattr(attr, attr_val, parameter_proxy_cache)
+        if name not in parameter_proxy_cache:
+            parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
+        return parameter_proxy_cache[name]
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         atoms = _shape_atoms(obj.node)

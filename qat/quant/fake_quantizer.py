@@ -75,6 +75,9 @@ class FakeQuantizer(QuantizerState):
             scale, zero_point = self._measure(x)
         else:
             scale, zero_point = self.scale, self.zero_point
+            if x.requires_grad and torch.is_grad_enabled() and self.observing:
+                # Autograd keeps them for this gradient; a forward in training before it would move them.
+                scale, zero_point = scale.clone(), zero_point.clone()
         if not self.enabled or not (self._at_hand or self.initialized):
             return x
         self._check(x)

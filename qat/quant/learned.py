@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from qat.quant.affine import EMPTY_SCALE, MIN_SCALE, along, at_least_float32, fake_quantize
 from qat.quant.spec import QuantSpec
@@ -77,6 +78,7 @@ class _Learned(torch.autograd.Function):
         return fake_quantize(x, *effective(scale, zero_point, spec), spec, axis)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None, None]:
         x, scale, zero_point = ctx.saved_tensors
         spec, axis = ctx.spec, ctx.axis

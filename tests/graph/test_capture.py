@@ -378,3 +378,74 @@ class Needs(nn.Module):
 def test_a_missing_argument_takes_no_other_ones_value(concrete):
     with pytest.raises(qat.CaptureError, match="missing a value for 'scale'"):
         qat.prepare(Needs(), (torch.ones(2, 3),), concrete_args=concrete)
+
+
+class ReadsBuffer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+        self.register_buffer("mean", torch.tensor([0.1, 0.2, 0.3]))
+
+    def forward(self, x):
+        return self.conv(x - self.mean.view(1, -1, 1, 1))
+
+
+def test_a_buffer_stays_the_networks_own():
+    x = torch.randn(4, 3, 5, 5)
+    model, other = ReadsBuffer().eval(), ReadsBuffer().eval()
+    other.mean.mul_(3)
+    prepared = qat.prepare(model, (x,))
+    qat.set_fake_quant(prepared, weights=False, activations=False)
+    torch.testing.assert_close(prepared(x), model(x))
+    torch.testing.assert_close(qat.fold(other, (x,))(x), other(x))
+    qat.load_float(prepared, other.state_dict())
+    torch.testing.assert_close(prepared(x), other(x))
+
+
+class ReadsOwn(nn.Module):
+    """Something of the layer or of its BatchNorm is read a second time, by the forward itself."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what, self.conv, self.bn = what, nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
+
+    def forward(self, x):
+        y = self.bn(self.conv(x))
+        if self.what == "weight":
+            return y + F.conv2d(x, self.conv.weight, padding=1)
+        tensor = {"bias": self.conv.bias, "gamma": self.bn.weight, "var": self.bn.running_var}[self.what]
+        return y * (1 + tensor.view(1, -1, 1, 1))
+
+
+@pytest.mark.parametrize("what", ["weight", "bias", "gamma", "var"])
+@pytest.mark.parametrize("strategy", qat.STRATEGIES)
+def test_a_pair_that_the_forward_reads_is_left(strategy, what):
+    x = torch.randn(6, 3, 7, 7)
+    model = randomize(ReadsOwn(what)).train()
+    prepared = qat.prepare(model, (x,), qat.QATConfig(fold=strategy))
+    ((name, reason),) = prepared.fold_report.left
+    assert name == "bn" and "the forward reads it" in reason
+    qat.set_fake_quant(prepared, weights=False, activations=False)
+    torch.testing.assert_close(prepared(x), model(x))
+    prepared(x).square().sum().backward()
+    model(x).square().sum().backward()
+    found = {key.replace("bn.bn.", "bn.").removesuffix("_fold"): p.grad for key, p in prepared.named_parameters()}
+    for key, p in model.named_parameters():
+        torch.testing.assert_close(found[key], p.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(prepared.eval()(x), model.eval()(x))
+
+
+def test_a_tied_decoder_stays_float():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = nn.Linear(6, 4)
+
+        def forward(self, x):
+            return torch.relu(self.encoder(x)) @ self.encoder.weight
+
+    x, model = torch.randn(8, 6), Tied().eval()
+    prepared = qat.prepare(model, (x,))
+    assert any("encoder: stays float, shares a parameter with the forward" in note for note in prepared.fold_report.notes)
+    qat.set_fake_quant(prepared, weights=False, activations=False)
+    torch.testing.assert_close(prepared(x), model(x))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from small_networks import Residual, randomize
 from torch import nn
+from torch.nn.utils import prune
 
 import qat
 from qat.fold import FoldedConvBN
@@ -304,3 +305,25 @@ def test_an_uncalibrated_quantizer_is_told_apart_from_a_calibrated_one():
     assert not any(m._ready for m in network.modules() if isinstance(m, FakeQuantizer) and m.running)
     qat.calibrate(network, [batch(0)])
     assert all(m._ready for m in network.modules() if isinstance(m, FakeQuantizer))
+
+
+@pytest.mark.parametrize("strategy", qat.STRATEGIES)
+def test_a_forward_in_evaluation_before_one_in_training_and_one_backward(strategy):
+    """Ranges and statistics that the second moves are not those of the first's gradient."""
+    network = qat.prepare(randomize(Residual()), (batch(0),), qat.QATConfig(fold=strategy))
+    qat.calibrate(network, [batch(0)])
+    alone = copy.deepcopy(network).eval()
+    alone(batch(1)).square().sum().backward()
+    both, second = copy.deepcopy(network), copy.deepcopy(network).train()
+    second(batch(2)).square().sum().backward()
+    loss = both.eval()(batch(1)).square().sum()
+    (loss + both.train()(batch(2)).square().sum()).backward()
+    for (name, p), q, r in zip(both.named_parameters(), alone.parameters(), second.parameters()):
+        torch.testing.assert_close(p.grad, q.grad + r.grad, rtol=1e-4, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_hooks_on_a_folded_layer_are_an_error():
+    network = qat.prepare(randomize(Residual()), (batch(0),))
+    prune.l1_unstructured(network.conv1.conv, "weight", 0.5)
+    with pytest.raises(qat.QATError, match=r"conv1: found hooks .* before qat\.prepare"):
+        network(batch(0))
