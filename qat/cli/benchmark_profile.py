@@ -21,7 +21,7 @@ STEPS = 3
 def add_profile(commands: Any) -> argparse.ArgumentParser:
     """The subcommand and its options."""
     parser = commands.add_parser("profile", help="chrome trace and top operators of a training step", description=__doc__)
-    parser.add_argument("--model", default="resnet18", help="of torchvision or timm (%(default)s)")
+    parser.add_argument("--models", default="resnet18", help="of torchvision or timm, comma-separated (%(default)s)")
     parser.add_argument("--strategies", default="bn_correction", help="comma-separated (%(default)s)")
     parser.add_argument("--batch", type=int, default=64, help="pictures at a time (%(default)s)")
     parser.add_argument("--size", type=int, default=32, help="height and width of the pictures (%(default)s)")
@@ -37,16 +37,18 @@ def run_profile(arguments: argparse.Namespace) -> int:
         positive(f"--{key}", getattr(arguments, key))
     check_device(arguments.device)
     x, labels = picture_batch(arguments.batch, arguments.size, arguments.device)
-    for name, build in our_variants(build_network(arguments.model).train().to(arguments.device), x, strategies).items():
-        step = training_step(build().network, x, labels)
-        step()
-        with torch.profiler.profile() as profile:
-            for _ in range(STEPS):
-                step()
-        print_operators(f"{arguments.model}, {name}", profile, arguments.rows, arguments.device)
-        if arguments.output:
-            arguments.output.mkdir(parents=True, exist_ok=True)
-            profile.export_chrome_trace(str(trace_path(arguments.output, arguments.model, name)))
+    for model in arguments.models.split(","):
+        network = build_network(model).train().to(arguments.device)
+        for name, build in our_variants(network, x, strategies).items():
+            step = training_step(build().network, x, labels)
+            step()
+            with torch.profiler.profile() as profile:
+                for _ in range(STEPS):
+                    step()
+            print_operators(f"{model}, {name}", profile, arguments.rows, arguments.device)
+            if arguments.output:
+                arguments.output.mkdir(parents=True, exist_ok=True)
+                profile.export_chrome_trace(str(trace_path(arguments.output, model, name)))
     return OK
 
 

@@ -39,9 +39,9 @@ def convert(prepared: QuantGraph) -> QuantGraph:
     if isinstance(prepared, QuantGraph) and prepared.meta.get("converted"):
         raise QATError("convert", "a network that is converted already", "a network from qat.prepare", "Convert the prepared network once.")
     if not isinstance(prepared, QuantGraph) or not any(isinstance(m, FakeQuantizer) for m in prepared.modules()):
-        raise QATError(
-            "convert", type(prepared).__name__, "a network from qat.prepare", "Call qat.prepare and qat.calibrate or train first."
-        )
+        compiled = hasattr(prepared, "_orig_mod")
+        todo = "Give it the network that was compiled." if compiled else "Call qat.prepare and qat.calibrate or train first."
+        raise QATError("convert", type(prepared).__name__, "a network from qat.prepare", todo)
     graph = copy.deepcopy(prepared).eval().cpu()
     vanished = [describe_rounded_away(name, channels) for name, layer in folded_layers(graph).items() if (channels := rounded_away(layer))]
     for line in vanished:

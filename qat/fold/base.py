@@ -58,6 +58,9 @@ class FoldedConvBN(nn.Module):
         if reason is not None:
             pair = " + ".join(type(m).__name__ for m in (conv, bn) if m is not None)
             raise QATError(pair, reason, "a pair that folds", "Leave it unfolded; STRATEGIES['static'] takes a layer alone.")
+        if weight_quantizer is not None and not isinstance(weight_quantizer, nn.Module):
+            found, todo = f"a {type(weight_quantizer).__name__} as weight_quantizer", "Write qat.FakeQuantizer(qat.QuantSpec())."
+            raise QATError(type(conv).__name__, found, "a module or None", todo)
         if not is_plain(conv):
             adds_bias(conv, cast(Tensor, conv.weight))  # asked here, so that no forward has to
         self.conv, self.bn, self.weight_quantizer = conv, bn, weight_quantizer

@@ -16,6 +16,7 @@ from qat.errors import QATError
 from qat.fold import STRATEGIES, FoldedConvBN
 from qat.fold.refold import refold as refold_layer
 from qat.fold.rounded_away import describe_rounded_away, rounded_away
+from qat.graph.kinds import BATCH_NORMS
 from qat.graph.left_norm import LeftBatchNorm
 from qat.graph.place import QUANTIZERS, tell_layers_their_input
 from qat.graph.prepared import QuantGraph, each_batch, inputs_of
@@ -89,10 +90,16 @@ def set_fake_quant(prepared: QuantGraph, weights: bool = True, activations: bool
 
 
 def freeze_bn(prepared: QuantGraph) -> None:
-    """Hold all BatchNorm statistics, folded or left; training goes on through the inference graph."""
-    for module in prepared.modules():
-        if isinstance(module, (FoldedConvBN, LeftBatchNorm)):
-            module.freeze()
+    """Hold all BatchNorm statistics, folded or left; training goes on through the inference graph.
+
+    Raises:
+        QATError: a float network.
+    """
+    layers = [module for module in prepared.modules() if isinstance(module, (FoldedConvBN, LeftBatchNorm))]
+    if not layers and any(isinstance(module, BATCH_NORMS) for module in prepared.modules()):
+        raise QATError("freeze_bn", type(prepared).__name__, "a network from qat.prepare", "Call qat.prepare first.")
+    for layer in layers:
+        layer.freeze()
 
 
 def freeze_ranges(prepared: QuantGraph, weights: bool = True, activations: bool = True) -> None:

@@ -100,7 +100,7 @@ def test_training_steps_of_strategies_and_other_libraries(tmp_path, capsys, monk
         (["growth", "--axes", "dept"], "depth"),
         (["start", "--rounds", "0"], "--rounds"),
         (["start", "--recipes", "mbv1_bncor"], "mbv1_bncorr"),
-        (["profile", "--model", "resnet19"], "resnet18"),
+        (["profile", "--models", "resnet19"], "resnet18"),
     ],
 )
 def test_bad_input_of_other_benchmarks_is_one_line(words, expected, capsys):
@@ -147,7 +147,7 @@ def test_time_in_front_of_the_first_step(tmp_path, monkeypatch, capsys):
 
 
 def test_a_trace_for_each_phase(tmp_path, capsys):
-    words = "profile --model squeezenet1_1 --strategies static --batch 1 --rows 3 --output".split()
+    words = "profile --models squeezenet1_1 --strategies static --batch 1 --rows 3 --output".split()
     assert benchmark.main([*words, str(tmp_path)]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"squeezenet1_1_float.json", "squeezenet1_1_static.json"}
     assert json.loads((tmp_path / "squeezenet1_1_static.json").read_text())["traceEvents"]

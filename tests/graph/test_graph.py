@@ -448,3 +448,14 @@ def test_a_range_that_follows_the_weights_has_no_start_to_choose():
     with pytest.raises(qat.QATError, match="no batches"):
         qat.search_weight_ranges(learned, [])
     assert list(qat.search_weight_ranges(learned, [x])) == ["0", "8"]
+
+
+def test_what_is_no_prepared_network_is_said(x):
+    with pytest.raises(qat.QATError, match="freeze_bn: found Residual"):
+        qat.freeze_bn(Residual())
+    prepared = qat.prepare(Residual(), (x,))
+    qat.calibrate(prepared, [x])
+    with pytest.raises(qat.QATError, match="Give it the network that was compiled"):
+        qat.convert(torch.compile(prepared))
+    with pytest.raises(qat.QATError, match=r"found a QuantSpec as weight_quantizer.*FakeQuantizer"):
+        qat.STRATEGIES["static"](nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), qat.QuantSpec())
