@@ -86,7 +86,7 @@ def fake_quantize(
     """dequantize(quantize(x)) in the type of x, with the straight-through gradient: 1 on the grid's range, 0 outside, none for the scale.
 
     Half types are computed in float32 and rounded back. In training on CUDA torch's fused operators do the work; on the CPU they are
-    ten to twenty times slower than the plain arithmetic, and they know no float64.
+    several times slower than the plain arithmetic, and they know no float64.
 
     Args:
         covered: the scale was taken from x itself on a symmetric grid, so that no value lies outside and nothing has to be clipped.
