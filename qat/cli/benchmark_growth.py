@@ -23,7 +23,7 @@ import qat
 from qat.choose import check_name
 from qat.cli.command import OK, positive, print_wide
 from qat.cli.environment import environment
-from qat.cli.training_step import CLASSES, build_network, check_device, picture_batch, training_step
+from qat.cli.training_step import CLASSES, TrainingStep, build_network, check_device, picture_batch
 from qat.cli.training_variants import FLOAT, our_variants
 from qat.deploy.latency import Spread, interleaved, ratio
 
@@ -100,7 +100,7 @@ def measure(axis: str, point: Point, strategies: list[str], arguments: argparse.
     torch.manual_seed(0)
     x, labels = picture_batch(point.batch, point.size, arguments.device)
     builders = our_variants(point.build().train().to(arguments.device), x, strategies)
-    steps = {key: training_step(builders[key]().network, x, labels) for key in (FLOAT, *strategies)}
+    steps = {key: TrainingStep(builders[key]().network, x, labels) for key in (FLOAT, *strategies)}
     seconds = interleaved(steps, arguments.rounds)
     rows = []
     for key, measured in seconds.items():

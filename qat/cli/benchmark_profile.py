@@ -12,7 +12,7 @@ from rich.table import Table
 import qat
 from qat.choose import check_name
 from qat.cli.command import OK, positive, print_wide
-from qat.cli.training_step import build_network, check_device, picture_batch, training_step
+from qat.cli.training_step import TrainingStep, build_network, check_device, picture_batch
 from qat.cli.training_variants import our_variants
 
 STEPS = 3
@@ -40,7 +40,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
     for model in arguments.models.split(","):
         network = build_network(model).train().to(arguments.device)
         for name, build in our_variants(network, x, strategies).items():
-            step = training_step(build().network, x, labels)
+            step = TrainingStep(build().network, x, labels)
             step()
             with torch.profiler.profile() as profile:
                 for _ in range(STEPS):

@@ -19,7 +19,7 @@ from qat.cli.compose import Composer
 from qat.cli.environment import environment
 from qat.cli.folders import PACKAGE
 from qat.cli.recipes import find_recipes, runnable
-from qat.cli.training_step import build_network, picture_batch, training_step
+from qat.cli.training_step import TrainingStep, build_network, picture_batch
 from qat.train.data import build_data
 from qat.train.job import module_config
 from qat.train.module import Classifier
@@ -89,7 +89,7 @@ def pictures(recipe: str, rounds: int) -> dict[str, Any]:
     reading = time.perf_counter() - started
     module = Classifier(module_config(config, data))
     qat.calibrate(module.network, [batch[0]])
-    step = training_step(module.network.train(), *batch)
+    step = TrainingStep(module.network.train(), *batch)
     step()
     training = _timed(step, rounds)
     return {"recipe": recipe, "read_per_second": round(read / reading, 1), "trained_per_second": round(len(batch[0]) / training, 1)}

@@ -21,7 +21,7 @@ import qat
 from qat.choose import check_name
 from qat.cli.command import OK, positive, print_wide
 from qat.cli.environment import environment, installed
-from qat.cli.training_step import build_network, check_device, peak_memory, picture_batch, training_step
+from qat.cli.training_step import TrainingStep, build_network, check_device, peak_memory, picture_batch
 from qat.cli.training_variants import FLOAT, PEERS, Variant, build_peer, our_variants
 from qat.deploy.latency import Spread, interleaved, ratio
 from qat.report.plots import ratio_bars
@@ -70,7 +70,7 @@ def measure(name: str, strategies: list[str], arguments: argparse.Namespace) -> 
     torch.manual_seed(0)
     x, labels = picture_batch(arguments.batch, arguments.size, arguments.device)
     model = build_network(name).train().to(arguments.device)
-    base = training_step(_compiled(copy.deepcopy(model), arguments), x, labels)
+    base = TrainingStep(_compiled(copy.deepcopy(model), arguments), x, labels)
     base_memory = peak_memory(base)
     builders: dict[str, Callable[[], Variant | str]] = {**our_variants(model, x, strategies)}
     builders |= {peer: partial(build_peer, peer, model, x) for peer in PEERS if arguments.peers}
@@ -80,7 +80,7 @@ def measure(name: str, strategies: list[str], arguments: argparse.Namespace) -> 
         if isinstance(variant, str):
             skipped[key] = variant
             continue
-        step = training_step(_compiled(variant.network, arguments), x, labels)
+        step = TrainingStep(_compiled(variant.network, arguments), x, labels)
         seconds = interleaved({FLOAT: base, key: step}, arguments.rounds)
         memory = base_memory if key == FLOAT else peak_memory(step)
         rows.append(

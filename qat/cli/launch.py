@@ -46,7 +46,7 @@ def prepared_launcher(composer: Composer, own: list[str], run_root: str) -> Laun
         ConfigError: a launcher that is not installed, or settings it does not have.
     """
     name = next(word for word in own if word.startswith(_GROUP)).removeprefix(_GROUP)
-    if f"hydra/launcher/{name}" not in {f"hydra/launcher/{option}" for option in composer.loader.get_group_options("hydra/launcher")}:
+    if name not in composer.loader.get_group_options("hydra/launcher"):
         extra = EXTRAS.get(name)
         todo = f"pip install 'qat[{extra}]'." if extra else f"Known are {', '.join(EXTRAS)}."
         raise ConfigError("hydra/launcher", repr(name), "a launcher that is installed", todo)

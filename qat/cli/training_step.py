@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import timm
 import torch
 import torchvision
@@ -47,24 +44,24 @@ def check_device(device: str) -> str:
     return device
 
 
-def training_step(network: nn.Module, x: Tensor, labels: Tensor) -> Callable[[], None]:
+class TrainingStep:
     """A call that trains the network one step and waits until it is done."""
-    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
 
-    def step() -> None:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(network(x), labels).backward()
-        optimizer.step()
-        if x.is_cuda:
+    def __init__(self, network: nn.Module, x: Tensor, labels: Tensor):
+        self.network, self.x, self.labels = network, x, labels
+        self.optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
+
+    def __call__(self) -> None:
+        self.optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(self.network(self.x), self.labels).backward()
+        self.optimizer.step()
+        if self.x.is_cuda:
             torch.cuda.synchronize()
 
-    step.state = (network, optimizer)  # type: ignore[attr-defined]
-    return step
 
-
-def peak_memory(step: Any) -> int:
+def peak_memory(step: TrainingStep) -> int:
     """Bytes of a step at its peak: parameters, buffers, gradients, optimizer state, and what the step itself allocates."""
-    network, optimizer = step.state
+    network, optimizer = step.network, step.optimizer
     step()
     held = [*network.parameters(), *network.buffers(), *(p.grad for p in network.parameters() if p.grad is not None)]
     held += [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]

@@ -54,7 +54,7 @@ def _prepared(model: nn.Module, x: Tensor, strategy: str, freeze: bool = False, 
 
 
 def torch_ao_fx(model: nn.Module, x: Tensor) -> Variant:
-    """torch.ao's FX graph mode with its default QAT configuration of the qnnpack backend (per-channel weights with "fbgemm")."""
+    """torch.ao's FX graph mode with its default QAT configuration of the fbgemm backend: one weight scale a channel."""
     quantization = importlib.import_module("torch.ao.quantization")
     fx = importlib.import_module("torch.ao.quantization.quantize_fx")
     mapping = quantization.get_default_qat_qconfig_mapping("fbgemm")

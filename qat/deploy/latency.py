@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ class Spread:
         return cls(median, low, high)
 
 
-def interleaved(calls: dict[str, Callable[[], Any]], rounds: int, warmup: int = 2, pause: float = 0.03) -> dict[str, list[float]]:
+def interleaved(calls: Mapping[str, Callable[[], Any]], rounds: int, warmup: int = 2, pause: float = 0.03) -> dict[str, list[float]]:
     """Seconds of each call by name, one measurement a round, every round in another order.
 
     Args:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from qat.errors import QATError
-from qat.fold.arithmetic import at_least_float32, corrected, fold_bias, fold_weight, native, out_first, scale_rows, shift_bias, sigma
+from qat.fold.arithmetic import at_least_float32, corrected, fold_weight, native, out_first, scale_rows, shift_bias, sigma
 from qat.fold.convolution import convolve, is_plain
 from qat.fold.foldable import FROZEN_NORMS, check_foldable
 from qat.fold.probe import adds_bias
@@ -115,11 +115,14 @@ class FoldedConvBN(nn.Module):
         """(fake-quantized weight in the layer's own layout, bias (C_out)): what inference convolves with; differentiable."""
         if not (self.folds_rows and self.clips_nothing):
             return native(self.quantize_weight(self.weight_to_quantize()), self.conv), self._folded_bias()
-        conv, bn = self.conv, self.bn
-        weight, s = at_least_float32(out_first(conv.weight, conv)), self.factor
+        weight, s, quantized = self.quantized_outside()
+        return native(FoldedWeight.apply(weight, s, quantized), self.conv), self._shifted_bias(s)
+
+    def quantized_outside(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(W, s, Q(s W)), weights out-first, the last computed outside of autograd and owned by nobody; where `clips_nothing`."""
+        weight, s = at_least_float32(out_first(self.conv.weight, self.conv)), self.factor
         with torch.no_grad():
-            quantized = self.quantize_weight(scale_rows(weight, s), inplace=True)
-        return native(FoldedWeight.apply(weight, s, quantized), conv), shift_bias(conv.bias, s, self.beta, held(bn.running_mean))
+            return weight, s, self.quantize_weight(scale_rows(weight, s), inplace=True)
 
     @torch.no_grad()
     def integer(self, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -165,15 +168,11 @@ class FoldedConvBN(nn.Module):
 
     def _folded_layer(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """`integer_layer` in training, as one function."""
-        conv = self.conv
-        weight, s = at_least_float32(conv.weight), self.factor
-        bias = shift_bias(conv.bias, s, self.beta, held(self.bn.running_mean))
-        with torch.no_grad():
-            quantized = self.quantize_weight(scale_rows(weight, s), inplace=True)
-        scale = self._bias_scale()
+        weight, s, quantized = self.quantized_outside()
+        bias, scale = self._shifted_bias(s), self._bias_scale()
         if scale is not None:
             bias = round_bias(bias, scale)
-        return FoldedLayer.apply(x, weight, s, bias, quantized, conv), bias
+        return FoldedLayer.apply(x, weight, s, bias, quantized, self.conv), bias
 
     def training_forward(self, x: Tensor) -> Tensor:
         """The strategy: forward with the statistics alive, activation included. Side effects: `record`."""
@@ -295,7 +294,10 @@ class FoldedConvBN(nn.Module):
         return getattr(self.bn, "process_group", None)
 
     def _folded_bias(self) -> Tensor:
-        return fold_bias(self.conv.bias, self.gamma, self.beta, held(self.bn.running_mean), self.sigma)
+        return self._shifted_bias(self.factor)
+
+    def _shifted_bias(self, s: Tensor) -> Tensor:
+        return shift_bias(self.conv.bias, s, self.beta, held(self.bn.running_mean))
 
     @torch.no_grad()
     def weight_scale(self) -> Tensor:

@@ -33,12 +33,13 @@ class SinglePass(OutputNormalised):
         conv = self.conv
         if self.weight_quantizer is None:
             return convolve(conv, x, conv.weight, conv.bias)
-        weight, s = at_least_float32(out_first(conv.weight, conv)), self.factor
         if not self.clips_nothing:
+            weight, s = at_least_float32(out_first(conv.weight, conv)), self.factor
             return convolve(conv, x, native(rescaled(weight, self.quantize_weight(scale_rows(weight, s)), s), conv), conv.bias)
+        weight, s, what = self.quantized_outside()
         with torch.no_grad():
             dead, divisor = divisors(s)
-            what = self.quantize_weight(scale_rows(weight, s), inplace=True).div_(per_row(divisor, weight))
+            what.div_(per_row(divisor, weight))
             # Where s counts as 0 so does Q(s W): adding W there costs less than choosing.
             what.addcmul_(weight, per_row(dead.to(weight.dtype), weight))
         if self._one_function:

@@ -6,27 +6,24 @@ The model is traced twice, for training and for evaluation: a branch on `self.tr
 
 from __future__ import annotations
 
-import copy
 import inspect
 import traceback
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from qat.choose import check_name
 from qat.errors import CaptureError, QATError
 from qat.graph.inplace import remove_inplace
 from qat.graph.kinds import argument
-from qat.graph.prepared import computed_tensors
-from qat.graph.tracer import Tracer, bind, source_line
-
-Model = TypeVar("Model", bound=nn.Module)
+from qat.graph.prepared import copy_of
+from qat.graph.tracer import Tracer, bind, own_inputs, source_line
 
 
 def capture(
@@ -56,7 +53,7 @@ def capture(
     constants = _checked(model, concrete_args or {})
     expected = _run_once(model, example_inputs, constants)
     notes: list[str] = []
-    training, evaluation = (_trace(_copy(model).train(mode), example_inputs, keep, constants, notes) for mode in (True, False))
+    training, evaluation = (_trace(copy_of(model).train(mode), example_inputs, keep, constants, notes) for mode in (True, False))
     graph = training
     if not _gives(training, example_inputs, expected):
         graph = evaluation
@@ -82,15 +79,11 @@ def _checked(model: nn.Module, concrete_args: dict[str, Any]) -> dict[str, Any]:
     return concrete_args
 
 
-def _copy(model: Model) -> Model:
-    return copy.deepcopy(model, computed_tensors(model))
-
-
 def _run_once(model: nn.Module, example_inputs: tuple, constants: dict[str, Any]) -> Any:
     try:
         with torch.no_grad():
-            args, kwargs, _ = bind(model.forward, _own(example_inputs), constants)
-            return _copy(model).eval()(*args, **kwargs)
+            args, kwargs, _ = bind(model.forward, own_inputs(example_inputs), constants)
+            return copy_of(model).eval()(*args, **kwargs)
     except Exception as error:
         shapes = ", ".join(str(tuple(x.shape)) if isinstance(x, torch.Tensor) else type(x).__name__ for x in example_inputs)
         raise CaptureError(
@@ -162,14 +155,9 @@ def _drop_identities(module: fx.GraphModule) -> None:
 
 def _gives(graph: fx.GraphModule, example_inputs: tuple, expected: Any) -> bool:
     with torch.no_grad():
-        got = _leaves(_copy(graph).eval()(*_own(example_inputs)))
+        got = _leaves(copy_of(graph).eval()(*own_inputs(example_inputs)))
     wanted = _leaves(expected)
     return len(wanted) == len(got) and all(map(_same_value, wanted, got))
-
-
-def _own(example_inputs: tuple) -> tuple:
-    """A forward may change its inputs in place; each run gets tensors of its own."""
-    return tree_map(lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else copy.deepcopy(x), example_inputs)
 
 
 def _leaves(outputs: Any) -> list[Any]:
@@ -191,9 +179,9 @@ def _same_value(expected: Any, got: Any) -> bool:
 
 
 def _annotate(graph: fx.GraphModule, example_inputs: tuple) -> None:
-    scratch = _copy(graph).eval()
+    scratch = copy_of(graph).eval()
     with torch.no_grad():
-        ShapeProp(scratch).propagate(*_own(example_inputs))
+        ShapeProp(scratch).propagate(*own_inputs(example_inputs))
     for node, seen in zip(graph.graph.nodes, scratch.graph.nodes, strict=True):
         if "tensor_meta" in seen.meta:
             node.meta["tensor_meta"] = seen.meta["tensor_meta"]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, fx, nn
 
 from qat.errors import QATError
 from qat.graph.report import FoldReport
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 class QuantGraph(fx.GraphModule):
@@ -48,6 +51,11 @@ class QuantGraph(fx.GraphModule):
     def __reduce__(self) -> tuple[Any, ...]:
         restore, arguments = super().__reduce__()
         return _restore, (restore, arguments, dict(self.meta), self.training)
+
+
+def copy_of(model: Model) -> Model:
+    """A deep copy, of models that hold computed weights as well."""
+    return copy.deepcopy(model, computed_tensors(model))
 
 
 def computed_tensors(model: nn.Module) -> dict[int, Tensor]:

@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
 from qat.graph.kinds import BATCH_NORMS, FUNCTIONAL_LAYERS, FUNCTIONAL_NORMS, WEIGHTED, is_activation, is_drop_path, is_input_norm
-from qat.graph.prepared import computed_tensors
+from qat.graph.prepared import copy_of
 
 _LIBRARIES = (Path(torch.__file__).parent, Path(timm.__file__).parent / "layers" / "trace_utils.py", Path(__file__).parent)
 _SHAPE_ATTRIBUTES = ("shape", "ndim", "dtype")
@@ -194,8 +194,7 @@ class Tracer(fx.Tracer):
         self._evaluating = True
         try:
             with torch.no_grad():
-                root = copy.deepcopy(self.root, computed_tensors(self.root)).eval()
-                return fx.Interpreter(root, graph=graph).run(*tree_map(_own, inputs))
+                return fx.Interpreter(copy_of(self.root).eval(), graph=graph).run(*own_inputs(inputs))
         finally:
             self._evaluating = False
 
@@ -206,8 +205,9 @@ def source_line(frames: traceback.StackSummary) -> str:
     return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else "source line unknown"
 
 
-def _own(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+def own_inputs(inputs: tuple) -> tuple:
+    """A forward may change its inputs in place; each run gets tensors of its own."""
+    return tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else copy.deepcopy(x), inputs)
 
 
 def _ancestors(nodes: list[fx.Node]) -> set[fx.Node]:
