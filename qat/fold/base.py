@@ -10,7 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from qat.errors import QATError
-from qat.fold.arithmetic import at_least_float32, corrected, fold_weight, native, out_first, scale_rows, shift_bias, sigma
+from qat.fold.arithmetic import (
+    at_least_float32,
+    corrected,
+    divisors,
+    fold_weight,
+    native,
+    out_first,
+    per_row,
+    scale_rows,
+    shift_bias,
+    sigma,
+)
 from qat.fold.convolution import convolve, is_plain
 from qat.fold.foldable import FROZEN_NORMS, check_foldable
 from qat.fold.probe import adds_bias
@@ -45,6 +56,7 @@ class FoldedConvBN(nn.Module):
     keeps_bn = True
     folds_rows = True  # the weight to quantize is gamma / sigma times the layer's own
     always_frozen = False
+    bias_key = "bn.bias"  # in the state dict: the parameter `add_to_bias` moves
 
     conv: Any
     bn: Any
@@ -254,6 +266,23 @@ class FoldedConvBN(nn.Module):
         """The out-first weight that the quantizer sees in inference."""
         return fold_weight(out_first(self.conv.weight, self.conv), self.gamma, self.sigma)
 
+    @torch.no_grad()
+    def write_weight(self, weight: Tensor) -> None:
+        """Set the layer's own weight so that `weight_to_quantize` is `weight`, (C_out, C_in/g, *k), up to the last bit of float32.
+
+        Rows whose gamma is 0 are 0 whatever the layer's own weight is; they are not touched.
+        """
+        own = out_first(self.conv.weight, self.conv)
+        dead, s = divisors(self.factor)
+        unfolded = torch.where(per_row(dead, own), own, (weight / per_row(s, own)).to(own.dtype))
+        self.conv.weight.copy_(native(unfolded, self.conv))
+
+    @torch.no_grad()
+    def add_to_bias(self, change: Tensor) -> None:
+        """Add (C_out) to the bias of the inference graph; a layer without one gets one. The statistics stay as they are."""
+        self._give_bias()
+        self.bn.bias.add_(change.to(self.bn.bias.dtype))
+
     def integer_quantizer(self) -> Any:
         """The weight quantizer, if its integers can be shipped."""
         quantizer, where = self.weight_quantizer, self.name or type(self).__name__
@@ -306,6 +335,16 @@ class FoldedConvBN(nn.Module):
         if quantizer.training and quantizer.initialized:
             return quantizer.current_scale()
         return quantizer.qparams_for(self.weight_to_quantize())[0]
+
+    def _give_bias(self) -> None:
+        """Make the parameter that `add_to_bias` moves where there is none."""
+        if self.bn.bias is None:
+            self.bn.bias = nn.Parameter(torch.zeros_like(self.bn.running_mean))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        if f"{prefix}{self.bias_key}" in state_dict:
+            self._give_bias()
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _bias_scale(self) -> Tensor | None:
         """s_x s_w, () or (C_out); None while the weight or the input is not on an integer grid."""

@@ -78,6 +78,10 @@ class ScaleMerge(OutputNormalised):
     def weight_to_quantize(self) -> Tensor:
         return at_least_float32(out_first(self.conv.weight, self.conv))
 
+    @torch.no_grad()
+    def write_weight(self, weight: Tensor) -> None:
+        self.conv.weight.copy_(native(weight, self.conv))
+
     def unnormalised(self, x: Tensor) -> Tensor:
         return convolve(self.conv, x, native(self.quantize_weight(self.weight_to_quantize()), self.conv), self.conv.bias)
 

@@ -10,6 +10,7 @@ W_fold and b_fold are the parameters. Nothing normalises in training: start from
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from qat.fold.arithmetic import fold_bias, fold_weight, native, out_first, sigma
@@ -38,6 +39,7 @@ class Static(FoldedConvBN):
     strategy = "static"
     keeps_bn = False
     folds_rows = False
+    bias_key = "bias_fold"
 
     def __init__(self, conv: nn.Module, bn: nn.Module | None = None, weight_quantizer: nn.Module | None = None):
         super().__init__(conv, bn, weight_quantizer)
@@ -54,6 +56,20 @@ class Static(FoldedConvBN):
 
     def weight_to_quantize(self) -> Tensor:
         return out_first(self.weight_fold, self.conv)
+
+    @torch.no_grad()
+    def write_weight(self, weight: Tensor) -> None:
+        self.weight_fold.copy_(native(weight, self.conv))
+
+    @torch.no_grad()
+    def add_to_bias(self, change: Tensor) -> None:
+        self._give_bias()
+        assert self.bias_fold is not None
+        self.bias_fold.add_(change.to(self.bias_fold.dtype))
+
+    def _give_bias(self) -> None:
+        if self.bias_fold is None:
+            self.bias_fold = nn.Parameter(self._folded_bias().to(self.weight_fold.dtype), requires_grad=self.weight_fold.requires_grad)
 
     def _folded_bias(self) -> Tensor:
         if self.bias_fold is None:

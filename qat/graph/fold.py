@@ -11,6 +11,7 @@ from torch import nn
 
 from qat.fold.base import built_in_activation
 from qat.fold.convolution import is_plain
+from qat.fold.normal_output import normal_output
 from qat.fold.probe import adds_bias
 from qat.fold.static import fold_once
 from qat.graph.capture import capture
@@ -44,6 +45,7 @@ def fold(
     check_overrides(model, graph, config)
     pairs, report = match(graph, model, config.keeps_whole)
     report.notes += notes
+    normal = {}
     for pair in pairs:
         layer: Any = graph.get_submodule(str(pair.layer.target))
         bn = graph.get_submodule(str(pair.norm.target))
@@ -55,5 +57,8 @@ def fold(
             continue
         layer.weight = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
         layer.bias = nn.Parameter(bias, requires_grad=layer.weight.requires_grad)
+        normal[str(pair.layer.target)] = normal_output(bn)
         replace_norm(graph, pair, built_in_activation(bn))
-    return QuantGraph.finished(graph, report, model.training)
+    folded = QuantGraph.finished(graph, report, model)
+    folded.normal_outputs.update(normal)
+    return folded

@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from qat.errors import QATError
 from qat.fold import STRATEGIES, FoldedConvBN, check_foldable
+from qat.fold.normal_output import normal_output
 from qat.fold.static import Static
 from qat.graph.capture import capture
 from qat.graph.config import QATConfig
@@ -55,13 +56,16 @@ def prepare(
     pairs, report = match(graph, model, config.keeps_whole)
     report.notes += notes
     check_overrides(model, graph, config)
+    folded_away = [] if STRATEGIES[config.fold].keeps_bn else pairs
+    normal = {str(pair.layer.target): normal_output(graph.get_submodule(str(pair.norm.target))) for pair in folded_away}
     for pair in pairs:
         _fold_pair(graph, pair, config, model.training)
     _quantize_other_layers(graph, config, report)
     _wrap_left_norms(graph, model.training)
     place_quantizers(graph, config)
     tell_layers_their_input(graph)
-    prepared = QuantGraph.finished(graph, report, model.training)
+    prepared = QuantGraph.finished(graph, report, model)
+    prepared.normal_outputs.update(normal)
     prepared.meta["target"] = config.target
     prepared.meta["float_state"] = tuple(model.state_dict())
     return prepared

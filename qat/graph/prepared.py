@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor, fx, nn
 
 from qat.errors import QATError
-from qat.graph.report import FoldReport
+from qat.graph.report import FoldReport, StepReport
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -18,18 +18,31 @@ class QuantGraph(fx.GraphModule):
     """GraphModule with a fold report. `meta` holds plain state: it is what fx carries through deepcopy."""
 
     @classmethod
-    def finished(cls, graph: fx.GraphModule, report: FoldReport, training: bool) -> QuantGraph:
-        """Check and tidy a rewritten graph, and attach its report."""
+    def finished(cls, graph: fx.GraphModule, report: FoldReport, source: nn.Module) -> QuantGraph:
+        """Check and tidy a rewritten graph, attach its report and what was known of `source`, which it was captured from."""
         graph.graph.lint()
         graph.delete_all_unused_submodules()
         done = cls(graph, graph.graph)
         done.meta["fold_report"] = report
-        done.train(training)
+        if isinstance(source, QuantGraph):
+            done.meta["normal_outputs"] = copy.deepcopy(source.normal_outputs)
+            done.meta["step_reports"] = copy.deepcopy(source.step_reports)
+        done.train(source.training)
         return done
 
     @property
     def fold_report(self) -> FoldReport:
         return self.meta["fold_report"]
+
+    @property
+    def step_reports(self) -> list[StepReport]:
+        """What the post-training steps taken so far did, in their order."""
+        return self.meta.setdefault("step_reports", [])
+
+    @property
+    def normal_outputs(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """(mean, standard deviation) of the outputs of layers whose BatchNorm is gone, before the activation, by the layers' names."""
+        return self.meta.setdefault("normal_outputs", {})
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As torch's.
@@ -42,6 +55,7 @@ class QuantGraph(fx.GraphModule):
         if of_float.intersection(state_dict) and not own.intersection(state_dict):
             todo = "Use qat.load_float."
             raise QATError("load_state_dict", "a float network's state", "that of a prepared network", todo)
+        self.normal_outputs.clear()  # they were of the weights before
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
