@@ -23,7 +23,7 @@ _HOMES = {
     "qat.errors": ("CaptureError", "ConfigError", "QATError"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-__all__ = [*_HOME_OF, "fold"]
+__all__ = [*_HOME_OF, "fold", "ptq"]
 
 
 def __dir__() -> list[str]:
@@ -32,8 +32,8 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     # Looked up on first use: the table of recipes must not wait for torch.
-    if name == "fold":
-        return import_module("qat.fold")  # a callable package: see qat/fold/callable.py
+    if name in ("fold", "ptq"):
+        return import_module(f"qat.{name}")  # qat.fold is a callable package: see qat/fold/callable.py
     if name not in _HOME_OF:
         raise AttributeError(f"module 'qat' has no attribute '{name}'")
     return getattr(import_module(_HOME_OF[name]), name)

@@ -1,0 +1,7 @@
+"""Post-training methods: steps that each take a network and return a changed copy, without any training."""
+
+from qat.graph.lifecycle import reestimate_bn
+from qat.ptq.absorb import absorb_bias
+from qat.ptq.equalize import equalize
+
+__all__ = ["absorb_bias", "equalize", "reestimate_bn"]
