@@ -30,9 +30,8 @@ def uneven(network: nn.Module, seed: int = 1) -> nn.Module:
             module.running_mean.copy_(torch.randn(size, generator=generator) * 0.3)
             module.running_var.copy_(torch.rand(size, generator=generator) + 0.2)
             if module.affine:
-                module.weight.data.copy_(
-                    torch.exp(2 * torch.randn(size, generator=generator)) * torch.randn(size, generator=generator).sign()
-                )
+                signs = torch.randn(size, generator=generator).sign()
+                module.weight.data.copy_(torch.exp(2 * torch.randn(size, generator=generator)) * signs)
                 module.bias.data.copy_(torch.randn(size, generator=generator))
     return network.eval()
 

@@ -32,6 +32,7 @@ def test_what_is_absorbed_in_numpy() -> None:
 def test_the_biases_are_those_of_the_equation(folded: bool) -> None:
     torch.manual_seed(0)
     network = high(uneven(nn.Sequential(*conv_bn(3, 8), nn.ReLU(), *conv_bn(8, 5, 3), nn.ReLU(), nn.Conv2d(5, 2, 1)))).double()
+    network[4].bias.data.fill_(-1.0)  # nothing to absorb in the second
     x = (pictures().double(),)
     plain = qat.fold(network, x)
     changed = qat.ptq.absorb_bias(plain) if folded else qat.fold(qat.ptq.absorb_bias(network, x), x)
