@@ -50,7 +50,7 @@ def equalize(
     model: nn.Module,
     example_inputs: tuple | None = None,
     *,
-    replace_relu6: bool = False,
+    replace_relu6: bool | float = False,
     sweeps: int = 100,
     tolerance: float = 1e-3,
     overrides: dict[str, dict[str, Any]] | None = None,
@@ -64,8 +64,8 @@ def equalize(
     Args:
         model: float network, its BatchNorms alive (they stay) or folded by `qat.fold`.
         example_inputs: tuple of positional inputs; not needed for a network from `qat.fold`, unless ReLU6 is replaced.
-        replace_relu6: put ReLU in the place of ReLU6 between two layers. This changes the function; the report says by how much on
-            example_inputs.
+        replace_relu6: put ReLU in the place of ReLU6 between two layers: everywhere, or where at most this share of a tensor's values lies
+            above 6, as the BatchNorm before it says. This changes the function; the report says by how much on example_inputs.
         overrides, concrete_args: as in `qat.fold`.
 
     Returns:
@@ -79,8 +79,9 @@ def equalize(
     layers, others = layers_of(graph)
     links, left = links_of(graph, layers)
     report = StepReport("equalize", left=others + left)
-    clips = [node for link in links for node in link.clips]
-    if clips and replace_relu6:
+    replaced = [link for link in links if link.clips and _may_lose_clip(link, replace_relu6)]
+    if replaced:
+        clips = [node for link in replaced for node in link.clips]
         if example_inputs is None:
             found = "replace_relu6 without example_inputs"
             raise QATError("equalize", found, "inputs to measure on what it changes", "Pass example_inputs=(x,).")
@@ -89,10 +90,9 @@ def equalize(
         moved, largest = deviation(before, graph, example_inputs)
         shares = f"outputs move by at most {moved:.3g}, {moved / (largest or 1):.2%} of the largest"
         report.notes.append(f"ReLU6 replaced by ReLU at {len(clips)} places: {shares}")
-    elif clips:
-        why = "ReLU6 between them is not positively homogeneous; replace_relu6=True puts ReLU in its place"
-        report.left += [(link.name, why) for link in links if link.clips]
-        links = [link for link in links if not link.clips]
+    if kept := [link for link in links if link.clips and link not in replaced]:
+        report.left += [(link.name, _why_kept(link, replace_relu6)) for link in kept]
+        links = [link for link in links if link not in kept]
     report.done += clear_dead(links)
     totals = {link: torch.ones_like(link.first.output_ranges()) for link in links}
     spans = {link: _span(link) for link in links}
@@ -106,6 +106,30 @@ def equalize(
         report.done.append((link.name, f"{done}, largest filter to median {spans[link]:.3g} before, {_span(link):.3g} after"))
     graph.step_reports.append(report)
     return graph
+
+
+def share_above(link: Link, limit: float = 6.0) -> float | None:
+    """Share of the values of the first layer's channels above a limit, as its BatchNorm says; None where none told."""
+    normal = link.first.normal
+    if normal is None:
+        return None
+    mean, deviation = normal
+    return float((1 - torch.special.ndtr((limit - mean) / deviation.clamp(min=torch.finfo(mean.dtype).tiny))).mean())
+
+
+def _may_lose_clip(link: Link, allowed: bool | float) -> bool:
+    if isinstance(allowed, bool):
+        return allowed
+    share = share_above(link)
+    return share is not None and share <= allowed
+
+
+def _why_kept(link: Link, allowed: bool | float) -> str:
+    why = "ReLU6 between them is not positively homogeneous"
+    if allowed is False:
+        return f"{why}; replace_relu6=True puts ReLU in its place"
+    share = share_above(link)
+    return f"{why}, and {'an unknown share' if share is None else f'{share:.2%}'} of the values is above 6"
 
 
 def _groups(links: list[Link]) -> list[tuple[Link, ...]]:
