@@ -10,7 +10,7 @@ from qat.choose import check_name
 from qat.errors import ConfigError, QATError
 from qat.fold import STRATEGIES
 from qat.fold.strategies import strategy_options
-from qat.quant import RANGES, QuantSpec
+from qat.quant import LOGIT_RANGES, RANGES, QuantSpec
 from qat.targets import TARGETS
 
 _RANGES = [*RANGES, "lsq"]
@@ -35,7 +35,7 @@ class QATConfig:
         overrides: pattern (fnmatch over qualified layer or graph node names) -> {"weight": {spec keys, "range"},
             "activation": {spec keys, "range"}, "skip": True, "leaf": True}. Later patterns win. A skipped layer is not looked into,
             keeps its BN and gets no quantizer. A leaf is not looked into either and computes in float, but its input and its output
-            are quantized as those of any operation.
+            are quantized as those of any operation. The activation range cross_entropy is for the layer that gives the logits.
         fold_options: keyword arguments of the strategy (for example r_max of `batch_renorm`).
         target: key of `TARGETS`, the machine the network is trained for; None for no particular one. See `for_target`.
 
@@ -72,8 +72,9 @@ class QATConfig:
 
     def __post_init__(self) -> None:
         check_name("QATConfig.fold", self.fold, STRATEGIES)
-        check_name("QATConfig.weight_range", self.weight_range, _RANGES)
-        check_name("QATConfig.activation_range", self.activation_range, _RANGES)
+        for key in ("weight", "activation"):
+            _refuse_logit_range(f"QATConfig.{key}_range", getattr(self, f"{key}_range"))
+            check_name(f"QATConfig.{key}_range", getattr(self, f"{key}_range"), _RANGES)
         for key in ("weight", "activation"):
             if not isinstance(getattr(self, key), QuantSpec):
                 raise ConfigError(f"QATConfig.{key}", repr(getattr(self, key)), "a QuantSpec", f"Write {key}=qat.QuantSpec(bits=8).")
@@ -160,4 +161,12 @@ def _check_override(where: str, layer: Any) -> None:
         if key == "activation" and value.get("per_channel") is True:
             raise ConfigError(f"{where}['activation']", "per_channel=True", "one scale per activation tensor", "Remove it.")
         if "range" in value:
-            check_name(f"{where}['{key}'].range", value["range"], _RANGES)
+            if key == "weight":
+                _refuse_logit_range(f"{where}['weight'].range", value["range"])
+            check_name(f"{where}['{key}'].range", value["range"], _RANGES if key == "weight" else [*_RANGES, *LOGIT_RANGES])
+
+
+def _refuse_logit_range(where: str, name: Any) -> None:
+    if name in list(LOGIT_RANGES):
+        todo = f"Write overrides={{'classifier': {{'activation': {{'range': '{name}'}}}}}}."
+        raise ConfigError(where, repr(name), "a range of any tensor; this one is for the activation that holds the logits", todo)

@@ -13,21 +13,22 @@ from qat.errors import QATError
 from qat.quant.affine import fake_quantize, qparams, quantize, scale_for, zero_point_for
 from qat.quant.learned import effective, gradient_scale, initial, learned_fake_quantize, mean_magnitude
 from qat.quant.quantizer_state import QuantizerState
-from qat.quant.ranges import RANGES, minmax
+from qat.quant.ranges import LOGIT_RANGES, RANGES, minmax
 from qat.quant.running import accumulate, all_finite, any_nonfinite, extent, joint, joint_mean
 from qat.quant.spec import QuantSpec
 
 LEARNED = "lsq"
+_ESTIMATORS = {**RANGES, **LOGIT_RANGES}
 
 
 class FakeQuantizer(QuantizerState):
     """Tensor of any shape -> the same shape and type, on the grid of `spec`.
 
     Args:
-        range: minmax | ema | percentile | mse | lsq.
+        range: minmax | ema | percentile | mse | lsq, and cross_entropy for logits (N, classes, *) with one scale.
         axis: the channel axis of a per-channel spec.
         running: True accumulates over batches (activations): minmax the extremes, the others a moving average. False takes the tensor at
-            hand (weights). None is True for ema alone. For lsq it says whether axis 0 is a batch, which does not count as elements.
+            hand (weights). None is True for ema and cross_entropy. For lsq: is axis 0 a batch, which does not count as elements?
         momentum: weight of a new batch in the moving average, as torch's BatchNorm defines it.
         headroom: steps that a running range is widened by at its upper end.
 
@@ -37,7 +38,8 @@ class FakeQuantizer(QuantizerState):
     With lsq the frozen scale gets no gradient; under DDP that needs find_unused_parameters=True.
 
     Raises:
-        QATError: unknown range; a tensor whose channels do not match the scale.
+        QATError: unknown range; cross_entropy with one scale a channel, or on a tensor without a class axis; a tensor whose channels do
+            not match the scale.
     """
 
     def __init__(
@@ -50,13 +52,15 @@ class FakeQuantizer(QuantizerState):
         momentum: float = 0.01,
         headroom: float = 0.0,
     ):
-        if range != LEARNED and range not in RANGES:
-            raise QATError("FakeQuantizer.range", repr(range), " | ".join([*RANGES, LEARNED]), "Correct the name of the range.")
+        if range != LEARNED and range not in _ESTIMATORS:
+            raise QATError("FakeQuantizer.range", repr(range), " | ".join([*_ESTIMATORS, LEARNED]), "Correct the name of the range.")
+        if range in LOGIT_RANGES and spec.per_channel:
+            raise QATError("FakeQuantizer.range", f"{range!r} with one scale a channel", "one scale", "Write QuantSpec(per_channel=False).")
         if not 0 < momentum <= 1:
             raise QATError("FakeQuantizer.momentum", repr(momentum), "a number above 0 and at most 1", "Try 0.01.")
         super().__init__(spec, axis, learned=range == LEARNED)
         self.range, self.momentum, self.headroom = range, momentum, headroom
-        self.running = range == "ema" if running is None else running
+        self.running = range == "ema" or range in LOGIT_RANGES if running is None else running
 
     def forward(self, x: Tensor, inplace: bool = False) -> Tensor:
         """
@@ -186,12 +190,18 @@ class FakeQuantizer(QuantizerState):
         factor = gradient_scale(elements // (self.scale.numel() if self.spec.per_channel else 1), self.spec)
         return learned_fake_quantize(x, self.scale, self.zero_point, self.spec, self.axis, factor)
 
+    def _ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.range in LOGIT_RANGES and x.dim() < 2:
+            found = f"a tensor of shape {tuple(x.shape)} for the range '{self.range}'"
+            raise QATError(self.name or "FakeQuantizer", found, "logits (N, classes, *)", "Choose another range for it, 'mse' for example.")
+        return _ESTIMATORS[self.range](x, self.spec, self.axis)
+
     def _range_of(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return qparams(*RANGES[self.range](x.detach(), self.spec, self.axis), self.spec)
+        return qparams(*self._ends(x.detach()), self.spec)
 
     @torch.no_grad()
     def _measure(self, x: Tensor, write: bool = False) -> tuple[Tensor, Tensor]:
-        lo, hi = RANGES[self.range](x, self.spec, self.axis)
+        lo, hi = self._ends(x)
         scale, zero_point = qparams(lo, hi, self.spec)
         if write or self._moves:
             self._fit(x)
@@ -226,7 +236,7 @@ class FakeQuantizer(QuantizerState):
         return scale, self.zero_point if self.zero_point.shape == scale.shape else torch.zeros_like(scale, dtype=torch.int32)
 
     def _next(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        new = joint(extent(*RANGES[self.range](x.detach(), self.spec, self.axis)))
+        new = joint(extent(*self._ends(x.detach())))
         state = self.extent if self.extent.shape == new.shape else torch.zeros_like(new)
         return accumulate(state, self.batches, new, None if self.range == "minmax" else self.momentum)
 

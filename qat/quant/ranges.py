@@ -14,13 +14,14 @@ from qat.quant.affine import at_least_float32, fake_quantize, qparams
 from qat.quant.spec import QuantSpec
 
 PERCENTILE = 99.99
-# Ratios of the full range that the mse search tries: 1/RATIOS, 2/RATIOS ... 1.
+# Ratios of the full range that the searches try: 1/RATIOS, 2/RATIOS ... 1.
 RATIOS = 40
 # Elements looked at, of a tensor and at least of each channel; larger ones are sampled evenly.
 PERCENTILE_SAMPLES = (2**18, 2**12)
 MSE_SAMPLES = (2**14, 2**9)
+LOGIT_SAMPLES = (2**14, 2**6)
 # Elements of all candidate ranges held in memory at a time.
-MSE_CHUNK = 2**20
+SEARCH_CHUNK = 2**20
 
 
 def minmax(x: Tensor, spec: QuantSpec, axis: int) -> tuple[Tensor, Tensor]:
@@ -56,14 +57,25 @@ def mse(x: Tensor, spec: QuantSpec, axis: int) -> tuple[Tensor, Tensor]:
     on one side should not cost the other side its range.
     """
     rows = _sample(at_least_float32(_rows(x, spec, axis)), *MSE_SAMPLES)
-    lo, hi = (end.view(-1) for end in minmax(x, spec, axis))
-    ratios = torch.arange(RATIOS, 0, -1, device=rows.device, dtype=rows.dtype).div(RATIOS).unsqueeze(1)
-    every_lo, every_hi = ratios * lo.clamp(max=0), ratios * hi.clamp(min=0)
-    lo, hi = _least_error(rows, every_lo, every_hi, spec)
-    if not spec.symmetric:
-        lo, hi = _least_error(rows, lo.expand_as(every_hi), every_hi, spec)
-        lo, hi = _least_error(rows, every_lo, hi.expand_as(every_lo), spec)
-    return _shape(lo, spec), _shape(hi, spec)
+    return _searched(x, spec, axis, rows, lambda quantized, own: quantized.sub_(own).square_().sum(1))
+
+
+def cross_entropy(x: Tensor, spec: QuantSpec, axis: int = 0) -> tuple[Tensor, Tensor]:
+    """The clipped range of least cross entropy H(softmax(x), softmax(Q(x))), for logits [WP21 eq. 17]; searched as that of `mse`.
+
+    A squared error spends the grid on the many small logits; what decides a class are the few large ones.
+
+    Args:
+        x: (N, classes, *); at least two dimensions.
+        spec: per tensor.
+    """
+    logits = _sample(at_least_float32(x.movedim(1, 0).flatten(1)), *LOGIT_SAMPLES)
+    shares = logits.softmax(0)
+
+    def entropy(quantized: Tensor, own: Tensor) -> Tensor:
+        return quantized.view(-1, *logits.shape).log_softmax(1).mul_(shares).sum((1, 2)).neg_()
+
+    return _searched(x, spec, axis, logits.reshape(1, -1), entropy)
 
 
 RANGES: dict[str, Callable[[Tensor, QuantSpec, int], tuple[Tensor, Tensor]]] = {
@@ -72,17 +84,34 @@ RANGES: dict[str, Callable[[Tensor, QuantSpec, int], tuple[Tensor, Tensor]]] = {
     "percentile": percentile,
     "mse": mse,
 }
+# Of logits alone.
+LOGIT_RANGES: dict[str, Callable[[Tensor, QuantSpec, int], tuple[Tensor, Tensor]]] = {"cross_entropy": cross_entropy}
 
 
-def _least_error(rows: Tensor, lo: Tensor, hi: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
-    """Of the candidate ranges lo, hi (K, C) the one with the least squared error on rows (C, n), the first of equals; two tensors (C,)."""
+# Error of each row of quantized values (K, n), which it may overwrite, beside the row's own (K, n); (K).
+Error = Callable[[Tensor, Tensor], Tensor]
+
+
+def _searched(x: Tensor, spec: QuantSpec, axis: int, rows: Tensor, error: Error) -> tuple[Tensor, Tensor]:
+    """The range of x with the least error on rows (C, n), samples of it."""
+    lo, hi = (end.view(-1) for end in minmax(x, spec, axis))
+    ratios = torch.arange(RATIOS, 0, -1, device=rows.device, dtype=rows.dtype).div(RATIOS).unsqueeze(1)
+    every_lo, every_hi = ratios * lo.clamp(max=0), ratios * hi.clamp(min=0)
+    lo, hi = _least_error(rows, every_lo, every_hi, spec, error)
+    if not spec.symmetric:
+        lo, hi = _least_error(rows, lo.expand_as(every_hi), every_hi, spec, error)
+        lo, hi = _least_error(rows, every_lo, hi.expand_as(every_lo), spec, error)
+    return _shape(lo, spec), _shape(hi, spec)
+
+
+def _least_error(rows: Tensor, lo: Tensor, hi: Tensor, spec: QuantSpec, error: Error) -> tuple[Tensor, Tensor]:
+    """Of the candidate ranges lo, hi (K, C) the one with the least error on rows (C, n), the first of equals; two tensors (C,)."""
     errors = []
-    per_chunk = max(1, MSE_CHUNK // rows.numel())
+    per_chunk = max(1, SEARCH_CHUNK // rows.numel())
     for some_lo, some_hi in zip(lo.split(per_chunk), hi.split(per_chunk)):
         scale, zero_point = qparams(some_lo.flatten(), some_hi.flatten(), spec)
         repeated = rows.repeat(len(some_lo), 1)
-        error = fake_quantize(repeated, scale, zero_point, spec, 0).sub_(repeated).square_().sum(1)
-        errors.append(error.view_as(some_lo))
+        errors.append(error(fake_quantize(repeated, scale, zero_point, spec, 0), repeated).view_as(some_lo))
     best = torch.cat(errors).argmin(0, keepdim=True)
     return lo.gather(0, best).squeeze(0), hi.gather(0, best).squeeze(0)
 

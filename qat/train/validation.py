@@ -25,8 +25,14 @@ def moment_problem(value: object, *, auto: bool = False) -> bool:
 
 
 def _quantizer(where: str, part: dict[str, Any], ranges: tuple[str, ...], problems: Problems) -> None:
+    from qat.quant import LOGIT_RANGES
+
     problems.number(f"{where}.bits", part["bits"], 2, 8, whole=True)
-    problems.name(f"{where}.range", part["range"], ranges)
+    if part["range"] in list(LOGIT_RANGES):
+        todo = f"Write quant.overrides={{classifier: {{activation: {{range: {part['range']}}}}}}}."
+        problems.add(f"{where}.range", repr(part["range"]), f"one of {', '.join(ranges)}; this one is for the logits alone", todo)
+    else:
+        problems.name(f"{where}.range", part["range"], ranges)
 
 
 def _optim(where: str, optim: dict[str, Any], problems: Problems) -> None:
