@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from qat.errors import QATError
+from qat.fold import FoldedConvBN
 from qat.graph.lifecycle import activation_quantizers, folded_layers, modes_restored, set_fake_quant
 from qat.graph.prepared import QuantGraph, each_batch, inputs_of
+from qat.graph.stream import Stream
 from qat.quant import FakeQuantizer
 from qat.quant.affine import qparams
 from qat.quant.fake_quantizer import LEARNED
@@ -63,23 +65,22 @@ def search_weight_ranges(prepared: QuantGraph, batches: Iterable[Any], ratios: S
         prepared.eval()
         try:
             set_fake_quant(prepared, weights=False, activations=False)
-            passes = [_Pass(prepared, batch) for batch in held]
+            expected = [_tensors(prepared(*batch)) for batch in held]
             set_fake_quant(prepared, weights=False, activations=True)
-            for node in prepared.graph.nodes:
-                quantizer = quantizers.pop(str(node.target), None) if node.op == "call_module" else None
+            stream = Stream([prepared], held)
+            for stop in stream:
+                quantizer = stop.layers[0].weight_quantizer if stop.call == 0 else None
                 if quantizer is not None:
                     quantizer.enabled = True
                     if quantizer.range == LEARNED:
-                        chosen[str(node.target)] = _best(quantizer, prepared.get_submodule(str(node.target)), passes, ratios)
-                for each in passes:
-                    each.step(node)
+                        chosen[stop.name] = _best(quantizer, stop.layers[0], stream, expected, ratios)
         finally:
             for module, enabled in switches.items():
                 module.enabled = enabled
     return chosen
 
 
-def _best(quantizer: FakeQuantizer, layer: Any, passes: list[_Pass], ratios: Sequence[float]) -> float:
+def _best(quantizer: FakeQuantizer, layer: FoldedConvBN, stream: Stream, expected: list[list[Tensor]], ratios: Sequence[float]) -> float:
     """Set the scale to the share of the full range with the least error, the first of equals."""
     weight = layer.weight_to_quantize()
     quantizer.initialize(weight)
@@ -87,7 +88,7 @@ def _best(quantizer: FakeQuantizer, layer: Any, passes: list[_Pass], ratios: Seq
     errors = []
     for ratio in ratios:
         quantizer.scale.copy_(full * ratio)
-        errors.append(sum(each.error() for each in passes))
+        errors.append(sum(_error(outputs, wanted) for outputs, wanted in zip(stream.outputs(), expected)))
     if not all(math.isfinite(error) for error in errors):
         raise QATError(quantizer.name, "outputs with NaN or Inf", "finite outputs on these batches", "Leave the batches out.")
     best = ratios[errors.index(min(errors))]
@@ -95,31 +96,9 @@ def _best(quantizer: FakeQuantizer, layer: Any, passes: list[_Pass], ratios: Seq
     return best
 
 
-class _Pass:
-    """One batch on its way through the network: what stands before a layer is computed once for all shares tried there."""
-
-    def __init__(self, network: QuantGraph, batch: tuple[Any, ...]):
-        self.network = network
-        self.expected = _tensors(network(*batch))
-        places = [node for node in network.graph.nodes if node.op == "placeholder"]
-        self.values: dict[fx.Node, Any] = dict(zip(places, batch))
-        self.waiting = {node: set(node.users) for node in network.graph.nodes}
-
-    def step(self, node: fx.Node) -> None:
-        """Compute a node, and let go of what no later one reads."""
-        if node.op not in ("placeholder", "output"):
-            interpreter = fx.Interpreter(self.network)
-            interpreter.env = self.values
-            self.values[node] = interpreter.run_node(node)
-        for source in node.all_input_nodes:
-            self.waiting[source].discard(node)
-            if not self.waiting[source]:
-                self.values[source] = None
-
-    def error(self) -> float:
-        """Squared error of the outputs with the rest of the network as it is set now."""
-        got = _tensors(fx.Interpreter(self.network).run(initial_env=dict(self.values)))
-        return sum(float((one - other).double().square().sum()) for one, other in zip(got, self.expected))
+def _error(outputs: Any, expected: list[Tensor]) -> float:
+    """Squared error of the network's outputs."""
+    return sum(float((one - other).double().square().sum()) for one, other in zip(_tensors(outputs), expected))
 
 
 def _tensors(outputs: Any) -> list[Tensor]:
