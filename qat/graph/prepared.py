@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor, fx, nn
+from torch.fx.passes.shape_prop import TensorMetadata
 
 from qat.errors import QATError
 from qat.graph.report import FoldReport, StepReport
@@ -64,7 +65,8 @@ class QuantGraph(fx.GraphModule):
 
     def __reduce__(self) -> tuple[Any, ...]:
         restore, arguments = super().__reduce__()
-        return _restore, (restore, arguments, dict(self.meta), self.training)
+        shapes = [(*_call(node), _shape(node)) for node in self.graph.nodes]
+        return _restore, (restore, arguments, dict(self.meta), self.training, shapes)
 
 
 def copy_of(model: Model) -> Model:
@@ -105,9 +107,24 @@ def each_batch(batches: Any) -> Iterator[Any]:
     return iter(batches)
 
 
-def _restore(restore: Any, arguments: tuple, meta: dict[str, Any], training: bool) -> QuantGraph:
+def _call(node: fx.Node) -> tuple[str, str]:
+    return node.op, node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def _shape(node: fx.Node) -> TensorMetadata | None:
+    """What is known of a node's tensor, without its memory format, which torch.save cannot write."""
+    seen = node.meta.get("tensor_meta")
+    return seen._replace(memory_format=None) if isinstance(seen, TensorMetadata) else None
+
+
+def _restore(restore: Any, arguments: tuple, meta: dict[str, Any], training: bool, shapes: Sequence[Any] = ()) -> QuantGraph:
     plain = restore(*arguments)
     graph = QuantGraph(plain, plain.graph)
     graph.meta.update(meta)
     graph.training = training
+    # fx pickles code: the nodes are new ones, and know no shapes.
+    if [_call(node) for node in graph.graph.nodes] == [tuple(call) for *call, _ in shapes]:
+        for node, (*_, shape) in zip(graph.graph.nodes, shapes):
+            if shape is not None:
+                node.meta["tensor_meta"] = shape
     return graph

@@ -317,6 +317,14 @@ def test_a_layer_called_twice_has_the_bias_of_each_input(tmp_path):
     assert qat.verify(converted, qat.export_onnx(converted, (x,), tmp_path / "m.onnx"), [x]).max_lsb <= 1
 
 
+def test_a_pickled_network_converts_to_the_same_integers():
+    prepared = calibrated(Residual())
+    converted, other = qat.convert(prepared), qat.convert(pickle.loads(pickle.dumps(prepared)))
+    assert torch.equal(other(X), converted(X))
+    state = other.state_dict()
+    assert all(torch.equal(value, state[key]) for key, value in converted.state_dict().items())
+
+
 def test_errors_are_one_line(tmp_path):
     converted = qat.convert(calibrated(Residual()))
     path = qat.export_onnx(converted, (X,), tmp_path / "m.onnx")
