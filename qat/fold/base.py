@@ -4,6 +4,7 @@ The inference graph is one layer, conv(x, Q(s W)) + b_fold with s = gamma / sigm
 forward computes instead while the statistics move. The BatchNorm module is never called; it is where gamma, beta and the statistics live.
 """
 
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -47,6 +48,7 @@ class FoldedConvBN(nn.Module):
         name: qualified name, for errors.
         frozen: the statistics rest and the training forward is the inference forward. Kept in the state dict.
         batch_mean, batch_var: of the last training batch (biased; with the layer's bias), not saved.
+        bias_correction: (2, C_out), the parameter `bias_key` before and after `correct_bias`; None where there was none.
 
     Raises:
         QATError: a pair that cannot be folded, with the reason.
@@ -63,6 +65,7 @@ class FoldedConvBN(nn.Module):
     weight_quantizer: Any
     batch_mean: Tensor
     batch_var: Tensor
+    bias_correction: Tensor | None
 
     def __init__(self, conv: nn.Module, bn: nn.Module | None, weight_quantizer: nn.Module | None = None):
         super().__init__()
@@ -89,6 +92,7 @@ class FoldedConvBN(nn.Module):
         self._rank = conv.weight.dim() if bn is not None and isinstance(conv.weight, Tensor) else None
         for key in ("batch_mean", "batch_var"):
             self.register_buffer(key, None if bn is None else torch.zeros_like(self.sigma), persistent=False)
+        self.register_buffer("bias_correction", None)
 
         if self.keeps_bn:
             self._start_ranges()
@@ -283,6 +287,28 @@ class FoldedConvBN(nn.Module):
         self._give_bias()
         self.bn.bias.add_(change.to(self.bn.bias.dtype))
 
+    @torch.no_grad()
+    def correct_bias(self, change: Tensor) -> None:
+        """`add_to_bias`, remembered in place of an earlier correction, which is taken out first."""
+        self.undo_bias_correction()
+        self._give_bias()
+        before = attrgetter(self.bias_key)(self).detach().clone()
+        self.add_to_bias(change)
+        self.bias_correction = torch.stack((before, attrgetter(self.bias_key)(self).detach()))
+
+    @torch.no_grad()
+    def undo_bias_correction(self) -> None:
+        """Take the correction out of the bias again: to the last bit, unless the bias was trained since."""
+        if self.bias_correction is None:
+            return
+        (before, after), bias = self.bias_correction, attrgetter(self.bias_key)(self)
+        bias.copy_(before if torch.equal(bias, after) else bias - (after - before))
+        self.bias_correction = None
+
+    def bias_change(self) -> Tensor | None:
+        """(C_out), what `correct_bias` added; None where it did not."""
+        return None if self.bias_correction is None else self.bias_correction[1] - self.bias_correction[0]
+
     def integer_quantizer(self) -> Any:
         """The weight quantizer, if its integers can be shipped."""
         quantizer, where = self.weight_quantizer, self.name or type(self).__name__
@@ -344,6 +370,8 @@ class FoldedConvBN(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         if f"{prefix}{self.bias_key}" in state_dict:
             self._give_bias()
+        corrected = f"{prefix}bias_correction" in state_dict
+        self.bias_correction = attrgetter(self.bias_key)(self).detach().expand(2, -1).clone() if corrected else None
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _bias_scale(self) -> Tensor | None:

@@ -1,4 +1,7 @@
-"""What a BatchNorm says of its output: mean beta, standard deviation |gamma| sqrt(var / (var + eps)) [WP21 sect. 3.3]."""
+"""What a BatchNorm, or the layer it is folded into, says of its output [WP21 sect. 3.3].
+
+Mean beta, standard deviation |gamma| sqrt(var / (var + eps)).
+"""
 
 from typing import Any
 
@@ -18,3 +21,11 @@ def normal_output(bn: Any) -> tuple[Tensor, Tensor]:
     mean = torch.zeros_like(var) if bn.bias is None else at_least_float32(bn.bias).clone()
     gamma = torch.ones_like(var) if bn.weight is None else at_least_float32(bn.weight)
     return mean, gamma.abs() * var.clamp(min=0).sqrt() / sigma(var, bn.eps)
+
+
+@torch.no_grad()
+def layer_output(layer: Any) -> tuple[Tensor, Tensor]:
+    """`normal_output` of a FoldedConvBN that keeps its BatchNorm, for its float function, of which a bias correction is no part."""
+    mean, std = normal_output(layer.bn)
+    change = layer.bias_change()
+    return (mean if change is None else mean - change), std

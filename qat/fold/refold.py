@@ -1,6 +1,7 @@
 """Another strategy for a layer in the middle of its life, with the same inference function."""
 
 import copy
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -52,6 +53,9 @@ def refold(module: FoldedConvBN, strategy: str, **options: Any) -> FoldedConvBN:
     refolded = kind(module.conv, module.bn, quantizer, **options)
     refolded.activation, refolded.name = module.activation, module.name
     refolded.set_input_quantizer(module.input_quantizer)
+    if (change := module.bias_change()) is not None:
+        bias = attrgetter(refolded.bias_key)(refolded).detach()
+        refolded.bias_correction = module.bias_correction if refolded.keeps_bn else torch.stack((bias - change, bias))
     refolded.frozen = refolded.always_frozen or (module.frozen and not module.always_frozen)
     return refolded.train(module.training)
 

@@ -14,6 +14,7 @@ from torch import nn
 from qat.choose import check_name
 from qat.errors import QATError
 from qat.fold import STRATEGIES, FoldedConvBN
+from qat.fold.normal_output import layer_output
 from qat.fold.refold import refold as refold_layer
 from qat.fold.rounded_away import describe_rounded_away, rounded_away
 from qat.graph.kinds import BATCH_NORMS
@@ -156,6 +157,8 @@ def refold(prepared: QuantGraph, fold: str) -> QuantGraph:
         changed.set_submodule(name, refold_layer(layers[name], fold))
     tell_layers_their_input(changed)
     changed.meta = copy.deepcopy(prepared.meta)
+    gone = [name for name, _ in prepared.fold_report.folded if layers[name].keeps_bn and not STRATEGIES[fold].keeps_bn]
+    changed.normal_outputs.update({name: layer_output(layers[name]) for name in gone})
     changed.recompile()
     return changed
 

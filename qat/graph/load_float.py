@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from qat.errors import QATError
+from qat.fold import FoldedConvBN
 from qat.graph.left_norm import LeftBatchNorm
 from qat.graph.lifecycle import folded_layers
 from qat.graph.place import QUANTIZERS
 from qat.graph.prepared import QuantGraph
 
 _SHOWN = 5
+_CORRECTION = ".bias_correction"
 
 
 def load_float(prepared: QuantGraph, state: Mapping[str, Tensor]) -> None:
     """Load a state dict of the float network that `prepared` was made from; every tensor must fit, BatchNorms' counters may be absent.
 
     Weight ranges that are not held start again from the new weights, ranges of activations stay: calibrate afterwards. What is frozen
-    stays frozen.
+    stays frozen. Bias corrections are gone; biases that post-training methods gave to layers without one are 0.
 
     Args:
         state: tensors under the float network's own names.
@@ -32,7 +35,11 @@ def load_float(prepared: QuantGraph, state: Mapping[str, Tensor]) -> None:
     if gone is not None:
         todo = "Load the weights into the float model, then prepare it."
         raise QATError(gone, "a static layer, whose BatchNorm is gone", "a strategy that keeps it", todo)
-    own, names = prepared.state_dict(), float_names(prepared)
+    own = {key: value for key, value in prepared.state_dict().items() if not key.endswith(_CORRECTION)}
+    names = float_names(prepared)
+    for key in [key for key, name in names.items() if name not in prepared.meta.get("float_state", (name,)) and _is_bias(layers, key)]:
+        own[key] = torch.zeros_like(own[key])
+        del names[key]
     found = {key: state[name] for key, name in names.items() if name in state}
     missing = [name for key, name in names.items() if key not in found and not name.endswith("num_batches_tracked")]
     # What its forward never reaches, and further names of shared modules, the float network's state has too.
@@ -56,7 +63,7 @@ def float_names(prepared: QuantGraph) -> dict[str, str]:
     found = {}
     for key in prepared.state_dict():
         owner, _, leaf = key.rpartition(".")
-        if leaf == "_extra_state" or key.startswith(f"{QUANTIZERS}.") or owner.endswith("weight_quantizer"):
+        if leaf == "_extra_state" or key.endswith(_CORRECTION) or key.startswith(f"{QUANTIZERS}.") or owner.endswith("weight_quantizer"):
             continue
         if owner in layers:
             found[key] = f"{owner}.{leaf.removesuffix('_fold')}"
@@ -67,3 +74,8 @@ def float_names(prepared: QuantGraph) -> dict[str, str]:
         else:
             found[key] = key
     return found
+
+
+def _is_bias(layers: Mapping[str, FoldedConvBN], key: str) -> bool:
+    """Whether a name in the state dict is the bias of a folded layer."""
+    return any(key == f"{name}.{layer.bias_key}" for name, layer in layers.items())

@@ -2,6 +2,7 @@
 
 from qat.graph.lifecycle import reestimate_bn
 from qat.ptq.absorb import absorb_bias
+from qat.ptq.correct_bias import correct_bias
 from qat.ptq.equalize import equalize
 
-__all__ = ["absorb_bias", "equalize", "reestimate_bn"]
+__all__ = ["absorb_bias", "correct_bias", "equalize", "reestimate_bn"]
