@@ -40,6 +40,7 @@ def correct_bias(
     *,
     method: str | None = None,
     layers: Sequence[str] | None = None,
+    reference: QuantGraph | None = None,
     progress: bool = True,
 ) -> QuantGraph:
     """A copy of `prepared` whose biases make up for the shift that quantization gives the mean of each output channel.
@@ -59,12 +60,14 @@ def correct_bias(
         batches: items are a tensor or a tuple of the network's positional inputs; read once.
         method: empirical | analytic; by default the first with batches, the second without.
         layers: patterns (fnmatch) of the names of layers to correct; all when absent.
+        reference: prepared network of the same graph whose float function is the one to come near: that from before `adaround`, which
+            leaves no float weights. Empirical method only; `prepared` itself when absent.
         progress: show a bar on a terminal.
 
     Raises:
         ConfigError: unknown method.
         QATError: a float network; no range yet; no batches, or outputs with NaN or Inf; batches for the analytic method; a pattern that
-            matches no layer.
+            matches no layer; a reference of another graph, or for the analytic method.
     """
     method = check_name("correct_bias", method or ("analytic" if batches is None else "empirical"), METHODS)
     if not isinstance(prepared, QuantGraph) or not folded_layers(prepared):
@@ -75,6 +78,8 @@ def correct_bias(
         found = f"{'no batches' if batches is None else 'batches'} for method='{method}'"
         todo = "Pass batches to measure on, or leave them out and correct from the BatchNorms."
         raise QATError("correct_bias", found, "batches for the empirical method alone", todo)
+    if reference is not None:
+        _check_reference(prepared, reference, method)
     corrected, report = copy_of(prepared), StepReport(f"correct_bias ({method})")
     chosen = _chosen(folded_layers(corrected), layers)
     report.left += [(name, "not asked for") for name in folded_layers(corrected) if name not in chosen]
@@ -88,7 +93,10 @@ def correct_bias(
     with modes_restored(corrected), progress_bar(progress) as bar:
         task = bar.add_task("correct_bias", total=len(chosen))
         corrected.eval()
-        steps = _analytic(corrected, chosen, report) if batches is None else _empirical(corrected, chosen, batches)
+        if batches is None:
+            steps = _analytic(corrected, chosen, report)
+        else:
+            steps = _empirical(corrected, chosen, batches, float_copy(reference or prepared))
         for name, change, std in steps:
             bar.advance(task)
             if not bool(change.any()):
@@ -103,12 +111,12 @@ def correct_bias(
 Step = tuple[str, Tensor, Tensor | None]  # a layer, the change of its bias (C_out), and the standard deviation of its output where known
 
 
-def _empirical(network: QuantGraph, chosen: dict[str, FoldedConvBN], batches: Iterable[Any]) -> Iterator[Step]:
+def _empirical(network: QuantGraph, chosen: dict[str, FoldedConvBN], batches: Iterable[Any], exact: QuantGraph) -> Iterator[Step]:
     for name, quantizer in activation_quantizers(network).items():
         if quantizer.enabled and not quantizer.initialized:
             raise QATError(name, "no range yet", "a calibrated network", "Call qat.calibrate(prepared, batches) first.")
     wanted = {name: _Moments(layer) for name, layer in chosen.items()}
-    stream = Stream([network], _measured_in_float(network, wanted, batches))
+    stream = Stream([network], _measured_in_float(exact, wanted, batches))
     for stop in stream:
         if stop.name not in chosen:
             continue
@@ -125,9 +133,8 @@ def _empirical(network: QuantGraph, chosen: dict[str, FoldedConvBN], batches: It
         yield stop.name, change, wanted[stop.name].std
 
 
-def _measured_in_float(network: QuantGraph, wanted: dict[str, _Moments], batches: Iterable[Any]) -> Iterator[Any]:
+def _measured_in_float(exact: QuantGraph, wanted: dict[str, _Moments], batches: Iterable[Any]) -> Iterator[Any]:
     """The batches, each of which goes through the float network when it is asked for."""
-    exact = float_copy(network)
     for name, layer in folded_layers(exact).items():
         layer.undo_bias_correction()
         if name in wanted:
@@ -135,6 +142,16 @@ def _measured_in_float(network: QuantGraph, wanted: dict[str, _Moments], batches
     for batch in each_batch(batches):
         exact(*inputs_of(exact, batch))
         yield batch
+
+
+def _check_reference(prepared: QuantGraph, reference: QuantGraph, method: str) -> None:
+    if method == "analytic":
+        todo = "Pass batches: it compares weights, not outputs."
+        raise QATError("correct_bias.reference", "one for method='analytic'", "the empirical method", todo)
+    ours, theirs = ([(node.op, node.name) for node in network.graph.nodes] for network in (prepared, reference))
+    if ours != theirs:
+        found, expected = "a network of another graph", "the prepared network from before"
+        raise QATError("correct_bias.reference", found, expected, "Keep the network that adaround was given.")
 
 
 class _Moments:

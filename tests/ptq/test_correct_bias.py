@@ -365,6 +365,27 @@ def test_weights_on_the_grid_move_nothing_by_themselves(method: str) -> None:
         assert corrected.step_reports[0].done == [] and corrected.get_submodule("fc").bias_fold is None
 
 
+def test_weights_on_the_grid_are_corrected_towards_the_network_from_before() -> None:
+    prepared = prepared_mixed("static", double=True)
+    qat.set_fake_quant(prepared, activations=False)
+    on_grid, batches = copy.deepcopy(prepared), [x.double() for x in BATCHES]
+    qat.freeze_ranges(on_grid)
+    for name in LAYERS:
+        layer = on_grid.get_submodule(name)
+        codes, scale = layer.weight_codes()
+        layer.write_weight(codes * scale.view([-1] + [1] * (codes.dim() - 1)))
+    wanted, got = correct_bias(prepared, batches), correct_bias(on_grid, batches, reference=prepared)
+    assert float((biases(wanted)["pw"] - biases(prepared)["pw"]).abs().max()) > 1e-3
+    for name, bias in biases(wanted).items():
+        assert torch.allclose(biases(got)[name], bias, rtol=0, atol=1e-9)
+    for options in (
+        {"batches": batches, "reference": qat.prepare(nn.Sequential(nn.Linear(2, 2)), (torch.ones(1, 2),))},
+        {"reference": prepared},
+    ):
+        with pytest.raises(qat.QATError, match=r"correct_bias.reference: found"):
+            correct_bias(on_grid, **options)
+
+
 @pytest.mark.parametrize("strategy", [name for name in qat.STRATEGIES if name != "static"])
 @pytest.mark.parametrize("target", ["naive", "static", "scale_merge"])
 def test_another_strategy_keeps_the_correction_and_what_is_known_of_it(strategy: str, target: str) -> None:

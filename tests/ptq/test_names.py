@@ -1,4 +1,4 @@
-"""Post-training steps are reached as qat.ptq. What `reestimate_bn` does is tested in tests/graph/test_graph.py."""
+"""Post-training steps are reached as qat.ptq. What pooled statistics are is tested in tests/graph/test_graph.py."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from qat.ptq.correct_bias import correct_bias
 
 def test_steps_are_reached_from_the_package():
     assert qat.ptq.correct_bias is correct_bias
-    assert qat.ptq.reestimate_bn is qat.reestimate_bn
+    assert all(callable(getattr(qat.ptq, name)) for name in qat.ptq.__all__)
     assert "ptq" in dir(qat)
 
 
