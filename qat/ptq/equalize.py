@@ -30,6 +30,8 @@ from qat.ptq.relu6 import replace_clips
 
 # A filter this much smaller than its layer's largest counts as dead: its bias would be blown up by the factor.
 DEAD = 1e-6
+# ReLU6, and how many standard deviations above its mean a channel is taken to end.
+_LIMIT, _DEVIATIONS = 6.0, 4.0
 
 
 def pair_scales(r1: Tensor, r2: Tensor) -> Tensor:
@@ -50,7 +52,8 @@ def equalize(
     model: nn.Module,
     example_inputs: tuple | None = None,
     *,
-    replace_relu6: bool | float = False,
+    replace_relu6: bool = False,
+    within_relu6: bool = False,
     sweeps: int = 100,
     tolerance: float = 1e-3,
     overrides: dict[str, dict[str, Any]] | None = None,
@@ -64,8 +67,10 @@ def equalize(
     Args:
         model: float network, its BatchNorms alive (they stay) or folded by `qat.fold`.
         example_inputs: tuple of positional inputs; not needed for a network from `qat.fold`, unless ReLU6 is replaced.
-        replace_relu6: put ReLU in the place of ReLU6 between two layers: everywhere, or where at most this share of a tensor's values lies
-            above 6, as the BatchNorm before it says. This changes the function; the report says by how much on example_inputs.
+        replace_relu6: put ReLU in the place of ReLU6 between two layers. This changes the function; the report says by how much on
+            example_inputs.
+        within_relu6: leave ReLU6, and scale through it only channels that stay below 6, before and after, as their BatchNorm says (mean
+            and 4 standard deviations). This hardly changes the function.
         overrides, concrete_args: as in `qat.fold`.
 
     Returns:
@@ -79,26 +84,29 @@ def equalize(
     layers, others = layers_of(graph)
     links, left = links_of(graph, layers)
     report = StepReport("equalize", left=others + left)
-    replaced = [link for link in links if link.clips and _may_lose_clip(link, replace_relu6)]
-    if replaced:
-        clips = [node for link in replaced for node in link.clips]
+    clipped = [link for link in links if link.clips]
+    if clipped and replace_relu6:
         if example_inputs is None:
             found = "replace_relu6 without example_inputs"
             raise QATError("equalize", found, "inputs to measure on what it changes", "Pass example_inputs=(x,).")
+        clips = [node for link in clipped for node in link.clips]
         before = float_graph("equalize", graph, None)
         replace_clips(graph, clips)
         moved, largest = deviation(before, graph, example_inputs)
         shares = f"outputs move by at most {moved:.3g}, {moved / (largest or 1):.2%} of the largest"
         report.notes.append(f"ReLU6 replaced by ReLU at {len(clips)} places: {shares}")
-    if kept := [link for link in links if link.clips and link not in replaced]:
-        report.left += [(link.name, _why_kept(link, replace_relu6)) for link in kept]
-        links = [link for link in links if link not in kept]
+        clipped = []
+    free = {link: below(link) for link in clipped if within_relu6 and link.first.normal is not None}
+    for link in clipped:
+        if link not in free:
+            links.remove(link)
+            report.left.append((link.name, _WHY_NOT if not within_relu6 else f"no BatchNorm told what of '{link.first.name}' is below 6"))
     report.done += clear_dead(links)
     totals = {link: torch.ones_like(link.first.output_ranges()) for link in links}
     spans = {link: _span(link) for link in links}
-    groups = _groups(links)
+    groups = _groups(links, free)
     for _ in range(sweeps):
-        if not max((_equalize(group, totals) for group in groups), default=0.0) > tolerance:
+        if not max((_equalize(group, totals, free) for group in groups), default=0.0) > tolerance:
             break
     for link in links:
         s = totals[link]
@@ -108,38 +116,29 @@ def equalize(
     return graph
 
 
-def share_above(link: Link, limit: float = 6.0) -> float | None:
-    """Share of the values of the first layer's channels above a limit, as its BatchNorm says; None where none told."""
-    normal = link.first.normal
-    if normal is None:
-        return None
-    mean, deviation = normal
-    return float((1 - torch.special.ndtr((limit - mean) / deviation.clamp(min=torch.finfo(mean.dtype).tiny))).mean())
+_WHY_NOT = "ReLU6 between them is not positively homogeneous; replace_relu6=True puts ReLU in its place"
 
 
-def _may_lose_clip(link: Link, allowed: bool | float) -> bool:
-    if isinstance(allowed, bool):
-        return allowed
-    share = share_above(link)
-    return share is not None and share <= allowed
+def below(link: Link) -> Tensor:
+    """Which channels of the first layer stay below the ReLU6 behind it, (C) bool."""
+    return _reach(link) < _LIMIT
 
 
-def _why_kept(link: Link, allowed: bool | float) -> str:
-    why = "ReLU6 between them is not positively homogeneous"
-    if allowed is False:
-        return f"{why}; replace_relu6=True puts ReLU in its place"
-    share = share_above(link)
-    return f"{why}, and {'an unknown share' if share is None else f'{share:.2%}'} of the values is above 6"
+def _reach(link: Link) -> Tensor:
+    """What a channel of the first layer hardly ever exceeds, as its BatchNorm says, (C)."""
+    assert link.first.normal is not None
+    mean, deviation = link.first.normal
+    return mean + _DEVIATIONS * deviation
 
 
-def _groups(links: list[Link]) -> list[tuple[Link, ...]]:
-    """Triples around depthwise layers, and the links that belong to none, in graph order."""
+def _groups(links: list[Link], free: dict[Link, Tensor]) -> list[tuple[Link, ...]]:
+    """Triples around depthwise layers, and the links that belong to none, in graph order; a link with a limit is a pair."""
     behind = {link.first: link for link in links}
     groups: list[tuple[Link, ...]] = []
     taken: set[Link] = set()
     for link in links:
         follower = behind.get(link.second)
-        if link.second.is_depthwise and follower is not None and link.repeat == 1:
+        if link.second.is_depthwise and follower is not None and link.repeat == 1 and not {link, follower} & free.keys():
             groups.append((link, follower))
             taken |= {link, follower}
         elif link not in taken:
@@ -147,11 +146,17 @@ def _groups(links: list[Link]) -> list[tuple[Link, ...]]:
     return groups
 
 
-def _equalize(group: tuple[Link, ...], totals: dict[Link, Tensor]) -> float:
-    """Scale one pair or triple; the largest |log s|."""
+def _equalize(group: tuple[Link, ...], totals: dict[Link, Tensor], free: dict[Link, Tensor]) -> float:
+    """Scale one pair or triple; the largest |log s|.
+
+    Args:
+        free: which channels may be scaled below a limit, of the links that have one.
+    """
     links = list(group)
     ranges = [links[0].first.output_ranges(), *(_input_ranges(link) for link in links)]
     scales = [pair_scales(*ranges)] if len(links) == 1 else list(triple_scales(*ranges))
+    if links[0] in free:
+        scales = [torch.where(free[links[0]], torch.maximum(scales[0], _reach(links[0]) / _LIMIT), 1)]
     for link, s in zip(links, scales):
         link.first.scale_outputs(1 / s)
         link.second.scale_inputs(spread(s, link.repeat))
