@@ -123,6 +123,11 @@ class FoldedConvBN(nn.Module):
         """gamma / sigma, (C_out)."""
         return at_least_float32(self.gamma) / self.sigma
 
+    @property
+    def behind_quantizer(self) -> Tensor | None:
+        """What inference multiplies the rows of the quantized weight by, (C_out); None for nothing."""
+        return None
+
     def folded(self) -> tuple[Tensor, Tensor]:
         """(weight in the layer's own layout, bias (C_out)) of the inference graph, before quantization; differentiable."""
         return native(self.weight_to_quantize(), self.conv), self._folded_bias()

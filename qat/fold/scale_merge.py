@@ -53,6 +53,10 @@ class ScaleMerge(OutputNormalised):
         super().__init__(conv, bn, weight_quantizer)
         self.check_signs()
 
+    @property
+    def behind_quantizer(self) -> Tensor:
+        return self.factor
+
     def quantized(self) -> tuple[Tensor, Tensor]:
         weight = self.quantize_weight(self.weight_to_quantize())
         return native(weight * per_row(self.factor, weight), self.conv), self._folded_bias()

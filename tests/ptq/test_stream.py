@@ -1,6 +1,5 @@
 """Batches in front of each quantized layer are what the whole networks compute there, and no more than that is held."""
 
-import gc
 import weakref
 
 import pytest
@@ -131,7 +130,6 @@ class Watched(nn.Module):
         self.alive: list[int] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        gc.collect()
         self.alive.append(sum(ref() is not None for ref in self.made))
         y = x * 2
         self.made.append(weakref.ref(y))
@@ -155,7 +153,6 @@ def test_one_batch_at_a_time_has_tensors_inside_a_segment():
     names = []
     for stop in Stream([prepared], given_away()):
         names.append(stop.name)
-        gc.collect()
         alive = sum(ref() is not None for ref in watched.made)
         assert alive == 0, "what only the segment read is held after it"
         # The quantized pictures are what the first layer reads: the pictures themselves are free at once, but for the generator's last.
