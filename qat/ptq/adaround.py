@@ -25,10 +25,10 @@ from qat.graph.lifecycle import activation_quantizers, folded_layers, modes_rest
 from qat.graph.prepared import QuantGraph, copy_of
 from qat.graph.report import StepReport
 from qat.graph.stream import Stop, Stream, float_copy
+from qat.ptq.product import NoProductError
 from qat.ptq.progress import progress_bar
 from qat.ptq.reconstruction import Activation, Settings, draw
 from qat.ptq.rounding import both_roundings, check_grid, hard_codes, start
-from qat.ptq.rows import NotRowsError
 
 
 def adaround(
@@ -48,18 +48,18 @@ def adaround(
     """A copy of `prepared` whose weights are on their grid, each rounded up or down so that its layer's output errs least.
 
     Scales, biases and activation ranges are those of `prepared`. The weight scales of the layers rounded are held afterwards
-    (`freeze_ranges`), so that the weights stay on their grid. A layer keeps nearest rounding where the other is no better on the rows
-    looked at. A second run changes nothing: weights on the grid have one rounding. Where the int32 bias of a channel does not fit at its
+    (`freeze_ranges`), so that the weights stay on their grid. A layer keeps nearest rounding where the other is no better on the
+    samples. A second run changes nothing: weights on the grid have one rounding. Where the int32 bias of a channel does not fit at its
     scale, `convert` raises that scale and rounds the channel's codes once more.
 
-    Of each layer some thousand rows are looked at: random positions of its output in all pictures, drawn once. Between layers the tensors
-    that later layers read are held for all pictures, in the float and in the quantized network.
+    Of each layer some ten thousand samples are looked at: random positions of its output in all pictures, drawn once. Between layers the
+    tensors that later layers read are held for all pictures, in the float and in the quantized network.
 
     Args:
         prepared: calibrated; of any strategy. Left untouched.
         batches: items are a tensor or a tuple of the network's positional inputs. Read once; 1024 pictures in the paper.
         iterations: steps of Adam for each layer; 10000 in the paper.
-        batch_size: a step looks at the positions of so many pictures, 64 of each, or all.
+        batch_size: a step looks at as many samples as so many pictures have, 64 of each at most; fewer where channels have few weights.
         lr: of V.
         regularisation: lambda.
         warm_up: share of the iterations without the regulariser.
@@ -91,7 +91,7 @@ def adaround(
                 try:
                     done = _round(rounded, stop, stream, settings, generator, lambda: bar.advance(task))
                     report.done.append((stop.name, f"{done}{'; by the first of its calls' if stop.calls > 1 else ''}"))
-                except NotRowsError as error:
+                except NoProductError as error:
                     why_not = str(error)
             if why_not is not None:
                 report.left.append((stop.name, why_not))

@@ -1,4 +1,4 @@
-"""One layer's rounding as a problem of its own: rows of its input, the outputs they should give, and what a rounding misses of these."""
+"""One layer's rounding as a problem of its own: samples of its input, the outputs they should give, and what a rounding misses of these."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from qat.errors import QATError
 from qat.fold import FoldedConvBN
 from qat.fold.arithmetic import out_first
 from qat.graph.stream import Stream
+from qat.ptq.product import NoProductError, Product, a_number_of, layer_output, outputs_of
 from qat.ptq.rounding import annealed, rectified_sigmoid, rectified_sigmoid_gradient, regulariser_gradient
-from qat.ptq.rows import NotRowsError, Rows, a_number_of, layer_output, outputs_of
 
 Activation = Callable[[Tensor], Tensor]
 
-# Positions of a picture in a minibatch, where the output has as many.
+# Positions of a picture in a minibatch, where the output has as many and there is more than so much to find for each channel.
 PER_PICTURE = 64
-# Rows of a layer that are looked at in all: so many for each weight of an output channel, between these ends, within so many bytes.
-ROWS_PER_WEIGHT = 128
-ROWS = (2**13, 2**16)
+MINIBATCH, MINIBATCH_PER_WEIGHT = 2**9, 2**5
+# Samples of a layer that are looked at in all: so many for each weight of an output channel, between these ends, within so many bytes.
+SAMPLES_PER_WEIGHT = 128
+SAMPLES = (2**13, 2**16)
 BUDGET = 2**30
-# Of the largest output: rows that miss the layer's output by more are not its rows.
+# Of the largest output: a product that misses the layer's output by more is not the layer.
 _SAME_OUTPUT = 1e-3
 
 
@@ -60,23 +61,21 @@ class Settings:
 
 @dataclass
 class Problem:
-    """minimise the mean over rows of || act(x columns(value codes) + bias) - target ||^2 over the codes.
+    """minimise the mean over samples of || act(value codes x + bias) - target ||^2 over the codes, (g, C_out/g, C_in/g taps).
 
     Attributes:
-        x: (g, M + R, C_in/g taps), M rows in random order and the first R of them again, so that every R in a row are a minibatch.
-        target: (g, M + R, C_out/g).
+        x: (g, C_in/g taps, M + R), M samples in random order and the first R of them again, so that every R side by side are a minibatch.
+        target: (g, C_out/g, M + R).
         count, size: M and R.
-        columns: brings an out-first weight (C_out, C_in/g, *k) into the form (g, C_in/g taps, C_out/g) in which x multiplies it.
-        value: of one code, (g, 1, C_out/g).
-        bias: (g, 1, C_out/g).
-        finite: (), whether all that the rows were drawn from is.
+        value: of one code, (g, C_out/g, 1).
+        bias: (g, C_out/g, 1).
+        finite: (), whether all that the samples were drawn from is.
     """
 
     x: Tensor
     target: Tensor
     count: int
     size: int
-    columns: Callable[[Tensor], Tensor]
     value: Tensor
     bias: Tensor
     activation: Activation
@@ -84,29 +83,32 @@ class Problem:
 
     @torch.no_grad()
     def error(self, codes: Tensor) -> Tensor:
-        """() of int32 codes (C_out, C_in/g, *k), in float64, over all M rows."""
-        weight = self.columns(codes.to(self.x.dtype)) * self.value
+        """() of int32 codes (C_out, C_in/g, *k), in float64, over all M samples."""
+        weight = self._as_matrix(codes) * self.value
         total = self.x.new_zeros((), dtype=torch.float64)
         for first in range(0, self.count, self.size):
             some = slice(first, min(first + self.size, self.count))
-            y = torch.baddbmm(self.bias, self.x[:, some], weight)
-            total += (self.activation(outputs_of(y)) - outputs_of(self.target[:, some])).square_().sum(dtype=torch.float64)
+            y = torch.baddbmm(self.bias, weight, self.x[..., some])
+            total += (self.activation(outputs_of(y)) - outputs_of(self.target[..., some])).square_().sum(dtype=torch.float64)
         return total / self.count
 
     @torch.no_grad()
     def power(self) -> Tensor:
-        """Mean over the M rows of || target ||^2, ()."""
-        return self.target[:, : self.count].square().sum(dtype=torch.float64) / self.count
+        """Mean over the M samples of || target ||^2, ()."""
+        return self.target[..., : self.count].square().sum(dtype=torch.float64) / self.count
 
     def gradient(self, weight: Tensor, first: int) -> Tensor:
-        """Of the mean over the minibatch that starts at `first`, for a weight in the form of `columns`."""
+        """Of the mean over the minibatch that starts at `first`, for a weight (g, C_out/g, C_in/g taps)."""
         some = slice(first, first + self.size)
-        x = self.x[:, some]
-        y = torch.baddbmm(self.bias, x, weight).requires_grad_()
+        x = self.x[..., some]
+        y = torch.baddbmm(self.bias, weight, x).requires_grad_()
         with torch.enable_grad():
-            missed = (self.activation(outputs_of(y)) - outputs_of(self.target[:, some])).square().sum() / self.size
+            missed = (self.activation(outputs_of(y)) - outputs_of(self.target[..., some])).square().sum() / self.size
         (of_y,) = torch.autograd.grad(missed, y)
-        return torch.bmm(x.transpose(1, 2), of_y)
+        return torch.bmm(of_y, x.transpose(1, 2))
+
+    def _as_matrix(self, weight: Tensor) -> Tensor:
+        return weight.to(self.x.dtype).reshape(*self.target.shape[:2], -1)
 
     @torch.no_grad()
     def solve(
@@ -126,7 +128,7 @@ class Problem:
             tick: called after each iteration.
         """
         shape, value = v.shape, self.value
-        v, lower, up = (self.columns(one.to(self.x.dtype)).contiguous() for one in (v, lower, up))
+        v, lower, up = map(self._as_matrix, (v.clone(), lower, up))
         adam = torch.optim.Adam([v.requires_grad_()], lr=settings.lr, fused=True)
         starts = torch.randint(self.count, (settings.iterations,), generator=generator).tolist()
         for step, first in enumerate(starts):
@@ -138,7 +140,7 @@ class Problem:
             v.grad = gradient.mul_(up).mul_(rectified_sigmoid_gradient(v))
             adam.step()
             tick()
-        return rectified_sigmoid(v.detach()).transpose(1, 2).reshape(shape)
+        return rectified_sigmoid(v.detach()).view(shape)
 
 
 @torch.no_grad()
@@ -155,28 +157,27 @@ def draw(
     Args:
         layers: in the quantized network and in the float one, in evaluation mode; the stream's networks in this order.
         scale: of the weight quantizer, () or (C_out).
-        batch_size: pictures whose rows a minibatch has as many of.
+        batch_size: pictures.
 
     Raises:
-        NotRowsError: the layer is no product of rows.
+        NoProductError: the layer is no product.
         QATError: no pictures.
     """
     layer, exact = layers
     weight, bias = out_first(exact.folded()[0], exact.conv), exact.folded()[1]
-    rows = Rows(layer, weight)
-    pictures = [(len(x), rows.positions(x)) for x in stream.inputs(0)]
+    product = Product(layer, weight)
+    groups, inputs = product.groups, product.inputs
+    pictures = [(len(x), product.positions(x)) for x in stream.inputs(0)]
     items, most = sum(n for n, _ in pictures), max(p for _, p in pictures)
     if not items:
         raise QATError(layer.name, "only batches without pictures", "at least one picture", "Leave such batches out.")
-    per_row = rows.groups * rows.inputs + len(bias)
-    wanted = min(max(ROWS[0], ROWS_PER_WEIGHT * rows.inputs), ROWS[1], BUDGET // (per_row * weight.element_size()))
-    each = max(1, math.ceil(wanted / items))
+    bytes_each = (groups * inputs + len(bias)) * weight.element_size()
+    each = max(1, min(max(SAMPLES[0], SAMPLES_PER_WEIGHT * inputs), SAMPLES[1], BUDGET // bytes_each) // items)
     count = sum(n * min(p, each) for n, p in pictures)
-    size = min(count, batch_size * min(most, PER_PICTURE))
+    size = min(count, batch_size * min(most, PER_PICTURE), max(MINIBATCH, MINIBATCH_PER_WEIGHT * inputs))
     order = torch.randperm(count, generator=generator).to(weight.device)
-    x = weight.new_empty(rows.groups, count + size, rows.inputs)
-    target = weight.new_empty(rows.groups, count + size, len(bias) // rows.groups)
-    columns, float_bias = rows.columns(weight), bias.view(rows.groups, 1, -1)
+    x, target = weight.new_empty(groups, inputs, count + size), weight.new_empty(groups, len(bias) // groups, count + size)
+    matrix, float_bias = product.matrix(weight), bias.view(groups, -1, 1)
     finite, done, rounded_bias = torch.ones((), dtype=torch.bool, device=weight.device), 0, bias
     for (n, p), got, wished in zip(pictures, stream.inputs(0), stream.inputs(1)):
         if not n:
@@ -184,24 +185,24 @@ def draw(
         chosen = a_number_of(p, n, each, generator).to(weight.device)
         if not done:
             rounded_bias = layer.integer_layer(got[:1])[1]
-            _check(rows, exact, wished[:1], chosen[:1], weight)
+            _check(product, exact, wished[:1], chosen[:1], weight)
         finite &= torch.isfinite(got.sum() + wished.sum())
-        places = order[done : done + n * chosen.shape[1]]
-        x[:, places] = rows.read(got, chosen)
-        y = activation(outputs_of(torch.baddbmm(float_bias, rows.read(wished, chosen), columns)))
-        target[:, places] = y.view(len(y), rows.groups, -1).transpose(0, 1)
+        places = order[done : done + chosen.numel()]
+        x[..., places] = product.met(got, chosen)
+        y = activation(outputs_of(torch.baddbmm(float_bias, matrix, product.met(wished, chosen))))
+        target[..., places] = y.T.reshape(groups, -1, len(y))
         done += len(places)
-    x[:, count:], target[:, count:] = x[:, :size], target[:, :size]
+    x[..., count:], target[..., count:] = x[..., :size], target[..., :size]
     factor = scale if layer.behind_quantizer is None else scale * layer.behind_quantizer
-    value = factor.to(weight.dtype).expand(len(bias)).view(rows.groups, 1, -1)
-    return Problem(x, target, count, size, rows.columns, value, rounded_bias.view(rows.groups, 1, -1), activation, finite)
+    value = factor.to(weight.dtype).expand(len(bias)).reshape(groups, -1, 1)
+    return Problem(x, target, count, size, value, rounded_bias.view(groups, -1, 1), activation, finite)
 
 
-def _check(rows: Rows, layer: FoldedConvBN, x: Tensor, chosen: Tensor, weight: Tensor) -> None:
+def _check(product: Product, layer: FoldedConvBN, x: Tensor, chosen: Tensor, weight: Tensor) -> None:
     expected = layer_output(layer, x, weight)[0, chosen[0]]
-    got = outputs_of(torch.bmm(rows.read(x, chosen), rows.columns(weight)))
+    got = outputs_of(torch.bmm(product.matrix(weight), product.met(x, chosen)))
     if bool((got - expected).abs().max() > _SAME_OUTPUT * expected.abs().max()):
-        raise NotRowsError(f"the forward of this {type(layer.conv).__name__} does more than weigh its inputs")
+        raise NoProductError(f"the forward of this {type(layer.conv).__name__} does more than weigh its inputs")
 
 
 def _is_count(value: Any) -> bool:

@@ -125,12 +125,13 @@ class FakeQuantizer(QuantizerState):
         """Hold scale and zero point from here on.
 
         Args:
-            x: for a range of the tensor at hand, the tensor whose range is held. A learned range not started yet starts from it.
+            x: for a range of the tensor at hand that is not held yet, the tensor whose range is. A learned range not started yet starts
+                from it.
 
         Raises:
             QATError: a range of the tensor at hand that never saw a tensor, and none given.
         """
-        if x is not None and (not self.running if self.range != LEARNED else not self.initialized):
+        if x is not None and (self._at_hand or (self.range == LEARNED and not self.initialized)):
             self.initialize(x)
         if self.range != LEARNED and not self.running and not self.initialized:
             raise QATError(self.name or "FakeQuantizer", "no range to hold", "a tensor", "Call freeze(weight), or train a step first.")

@@ -1,4 +1,4 @@
-"""A quantized layer as a product of matrices: for single positions of its output, the inputs that its weights meet there.
+"""A quantized layer as a product of matrices: its weights, times the inputs they meet at single positions of its output.
 
 Which input meets which weight is found by running the layer once on a picture of the inputs' own numbers, with weights that are 1 at one
 tap and 0 elsewhere; so padding, stride, dilation, transposition and forwards of subclasses are the layer's own.
@@ -18,11 +18,11 @@ from qat.fold.arithmetic import native
 from qat.fold.convolution import convolve
 
 
-class Rows:
+class Product:
     """
-    out-first weight (C_out, C_in/g, *k)   ->   columns (g, C_in/g taps, C_out/g)
-    input (N, C_in, *)                     ->   rows (g, N P, C_in/g taps) of P positions of the output
-    output rows @ columns                  =    (g, N P, C_out/g)
+    out-first weight (C_out, C_in/g, *k)   ->   matrix (g, C_out/g, C_in/g taps)
+    input (N, C_in, *)                     ->   met (g, C_in/g taps, N P) at P positions of the output for each item
+    output, without bias                   =    matrix @ met (g, C_out/g, N P), see `outputs_of`
     """
 
     def __init__(self, layer: FoldedConvBN, weight: Tensor):
@@ -36,29 +36,29 @@ class Rows:
         self.inputs = weight[0].numel()
         self._maps: dict[torch.Size, Tensor] = {}
 
-    def columns(self, weight: Tensor) -> Tensor:
-        return weight.reshape(self.groups, -1, self.inputs).transpose(1, 2)
+    def matrix(self, weight: Tensor) -> Tensor:
+        return weight.reshape(self.groups, -1, self.inputs)
 
     def positions(self, x: Tensor) -> int:
         """How many positions the output for x has, of one item of the batch.
 
         Raises:
-            NotRowsError: the layer is more than a product of its weights with its inputs.
+            NoProductError: the layer is more than a product of its weights with its inputs.
         """
         return math.prod(x.shape[1:-1]) if self.linear else len(self._map(x))
 
-    def read(self, x: Tensor, chosen: Tensor) -> Tensor:
-        """Rows of x at the positions `chosen` (N, P) of each item."""
+    def met(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """What the weights meet in x at the positions `chosen` (N, P) of each item."""
         if self.linear:
-            rows = x.reshape(len(x), -1, self.inputs)
-            return rows.gather(1, chosen.unsqueeze(2).expand(-1, -1, self.inputs)).reshape(1, -1, self.inputs)
+            items = x.reshape(len(x), -1, self.inputs)
+            return items.gather(1, chosen.unsqueeze(2).expand(-1, -1, self.inputs)).reshape(1, -1, self.inputs).transpose(1, 2)
         where = self._map(x)[chosen].flatten(1)
         flat = x.flatten(2)
         if bool((where < 0).any()):
             flat, where = F.pad(flat, (1, 0)), where + 1
         met = flat.gather(2, where.unsqueeze(1).expand(-1, flat.shape[1], -1))
         n, p = chosen.shape
-        return met.view(n, self.groups, -1, p, met.shape[2] // p).permute(1, 0, 3, 2, 4).reshape(self.groups, n * p, -1)
+        return met.view(n, self.groups, -1, p, met.shape[2] // p).permute(1, 2, 4, 0, 3).reshape(self.groups, self.inputs, n * p)
 
     def _map(self, x: Tensor) -> Tensor:
         """(positions, taps): the index of the input met, -1 for padding."""
@@ -69,7 +69,7 @@ class Rows:
     @torch.no_grad()
     def _found(self, x: Tensor) -> Tensor:
         if x.dim() != self._like.dim():
-            raise NotRowsError(f"its input has rank {x.dim()}")
+            raise NoProductError(f"its input has rank {x.dim()}")
         size = math.prod(x.shape[2:])
         picture = torch.arange(1, size + 1, dtype=torch.float64, device=x.device).view(1, 1, *x.shape[2:]).expand(1, *x.shape[1:])
         taps, met = self._like[0, 0].numel(), []
@@ -82,17 +82,17 @@ class Rows:
         found = torch.cat(met).T
         index = found.round().long() - 1
         if bool((found.round() != found).any()) or int(index.min()) < -1 or int(index.max()) >= size:
-            raise NotRowsError(f"the forward of this {type(self._conv).__name__} does more than weigh its inputs")
+            raise NoProductError(f"the forward of this {type(self._conv).__name__} does more than weigh its inputs")
         return index
 
 
-class NotRowsError(Exception):
-    """A layer that is no product of rows; says why."""
+class NoProductError(Exception):
+    """A layer that is no product of its weights with single inputs; says why."""
 
 
 def outputs_of(products: Tensor) -> Tensor:
-    """(g, R, C_out/g) -> (R, C_out); a view where that is possible."""
-    return products.transpose(0, 1).reshape(products.shape[1], -1)
+    """(g, C_out/g, R) -> (R, C_out), as activations expect the channels."""
+    return products.flatten(0, 1).T
 
 
 def a_number_of(positions: int, items: int, wanted: int, generator: torch.Generator) -> Tensor:
