@@ -38,6 +38,13 @@ def folded_layers(prepared: nn.Module) -> dict[str, FoldedConvBN]:
     return {n: m for n, m in prepared.named_modules() if isinstance(m, FoldedConvBN)}
 
 
+def check_calibrated(prepared: nn.Module) -> None:
+    """Raise QATError where an activation quantizer has seen no data; those of constants read them when they are called."""
+    for name, quantizer in activation_quantizers(prepared).items():
+        if quantizer.running and not quantizer.initialized:
+            raise QATError(name, "no range yet", "a calibrated network", "Call qat.calibrate(prepared, batches) first.")
+
+
 def calibrate(prepared: QuantGraph, batches: Iterable[Any]) -> None:
     """Collect activation ranges from data; weights and BatchNorm statistics do not move.
 

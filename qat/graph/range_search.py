@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from qat.errors import QATError
 from qat.fold import FoldedConvBN
-from qat.graph.lifecycle import activation_quantizers, folded_layers, modes_restored, set_fake_quant
+from qat.graph.lifecycle import check_calibrated, folded_layers, modes_restored, set_fake_quant
 from qat.graph.prepared import QuantGraph, each_batch, inputs_of
 from qat.graph.stream import Stream
 from qat.quant import FakeQuantizer
@@ -56,9 +56,7 @@ def search_weight_ranges(prepared: QuantGraph, batches: Iterable[Any], ratios: S
     ratios = list(ratios)
     if not ratios or not all(0 < ratio <= 1 for ratio in ratios):
         raise QATError("search_weight_ranges", f"ratios {ratios}", "shares of the full range, above 0 and at most 1", "Leave them out.")
-    for name, activation in activation_quantizers(prepared).items():
-        if not activation.initialized:
-            raise QATError(name, "no range yet", "a calibrated network", "Call qat.calibrate(prepared, batches) first.")
+    check_calibrated(prepared)
     switches = {m: m.enabled for m in prepared.modules() if isinstance(m, FakeQuantizer)}
     chosen: dict[str, float] = {}
     with modes_restored(prepared):

@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from qat.errors import QATError
 from qat.fold.arithmetic import per_row
 from qat.graph.kinds import is_activation_node, module_of
-from qat.graph.lifecycle import activation_quantizers, folded_layers, modes_restored
+from qat.graph.lifecycle import check_calibrated, folded_layers, modes_restored
 from qat.graph.prepared import QuantGraph, copy_of
 from qat.graph.report import StepReport
 from qat.graph.stream import Stop, Stream, float_copy
@@ -38,7 +38,7 @@ def adaround(
     iterations: int = 1000,
     batch_size: int = 32,
     lr: float = 1e-2,
-    regularisation: float = 0.01,
+    regularisation: float = 1.0,
     warm_up: float = 0.2,
     beta: tuple[float, float] = (20.0, 2.0),
     seed: int = 0,
@@ -61,7 +61,9 @@ def adaround(
         iterations: steps of Adam for each layer; 10000 in the paper.
         batch_size: a step looks at as many samples as so many pictures have, 64 of each at most; fewer where channels have few weights.
         lr: of V.
-        regularisation: lambda.
+        regularisation: lambda, in units of what moving a weight by one step changes in its output channel, squared, on average over the
+            channel's weights. (The paper's 0.01 is in units of the outputs squared: layers with large outputs are then rounded before their
+            weights are decided, and those with small ones decided by the regulariser alone.)
         warm_up: share of the iterations without the regulariser.
         beta: its exponent after them and at the end.
         seed: of the positions and of the minibatches.
@@ -100,9 +102,7 @@ def adaround(
 
 
 def _check(prepared: QuantGraph, layers: Sequence[str] | None) -> None:
-    for name, quantizer in activation_quantizers(prepared).items():
-        if quantizer.enabled and not quantizer.initialized:
-            raise QATError(name, "no range yet", "a calibrated network", "Call qat.calibrate(prepared, batches) first.")
+    check_calibrated(prepared)
     names = list(folded_layers(prepared))
     if isinstance(layers, str):
         raise QATError("adaround.layers", repr(layers), "a sequence of patterns", f"Write layers=[{layers!r}].")

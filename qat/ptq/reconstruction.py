@@ -41,7 +41,7 @@ class Settings:
     iterations: int = 1000
     batch_size: int = 32
     lr: float = 1e-2
-    regularisation: float = 0.01
+    regularisation: float = 1.0
     warm_up: float = 0.2
     beta: tuple[float, float] = (20.0, 2.0)
 
@@ -50,7 +50,7 @@ class Settings:
             ("iterations", not _is_count(self.iterations), "a whole number above 0", 1000),
             ("batch_size", not _is_count(self.batch_size), "a whole number above 0", 32),
             ("lr", not 0 < self.lr < math.inf, "a number above 0", 1e-2),
-            ("regularisation", not 0 <= self.regularisation < math.inf, "a number of at least 0", 0.01),
+            ("regularisation", not 0 <= self.regularisation < math.inf, "a number of at least 0", 1.0),
             ("warm_up", not 0 <= self.warm_up < 1, "a share of the iterations below 1", 0.2),
             ("beta", not math.inf > self.beta[0] >= self.beta[1] > 1, "a first and a last exponent, both above 1 and falling", (20, 2)),
         ]
@@ -107,6 +107,11 @@ class Problem:
         (of_y,) = torch.autograd.grad(missed, y)
         return torch.bmm(of_y, x.transpose(1, 2))
 
+    @torch.no_grad()
+    def step_error(self) -> Tensor:
+        """What moving a weight by a step changes in its channel's output, squared, (g, C_out/g, 1): mean over samples and weights."""
+        return self.value.square() * self.x[..., : self.count].square().mean((1, 2), keepdim=True)
+
     def _as_matrix(self, weight: Tensor) -> Tensor:
         return weight.to(self.x.dtype).reshape(*self.target.shape[:2], -1)
 
@@ -129,6 +134,7 @@ class Problem:
         """
         shape, value = v.shape, self.value
         v, lower, up = map(self._as_matrix, (v.clone(), lower, up))
+        strength = settings.regularisation * self.step_error()
         adam = torch.optim.Adam([v.requires_grad_()], lr=settings.lr, fused=True)
         starts = torch.randint(self.count, (settings.iterations,), generator=generator).tolist()
         for step, first in enumerate(starts):
@@ -136,7 +142,7 @@ class Problem:
             gradient = self.gradient(torch.addcmul(lower, up, h).mul_(value), first).mul_(value)
             beta = annealed(step, settings.iterations, settings.warm_up, settings.beta)
             if beta is not None:
-                gradient.add_(regulariser_gradient(h, beta), alpha=settings.regularisation)
+                gradient.addcmul_(regulariser_gradient(h, beta), strength)
             v.grad = gradient.mul_(up).mul_(rectified_sigmoid_gradient(v))
             adam.step()
             tick()
