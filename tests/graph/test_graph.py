@@ -437,6 +437,27 @@ def test_weight_ranges_are_chosen_by_the_output(per_channel):
         assert error() > 5 * found
 
 
+class Sloped(nn.Module):
+    """A constant that the graph reads, which gets a quantizer without a running range."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.slope = nn.Conv2d(3, 4, 3), nn.Parameter(torch.full((4,), 0.25))
+
+    def forward(self, x):
+        return torch.prelu(self.conv(x), self.slope)
+
+
+def test_weight_ranges_are_chosen_beside_constants():
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 8, 8)
+    prepared = qat.prepare(Sloped(), (x,), qat.QATConfig(fold="static", weight_range="lsq"))
+    with pytest.raises(qat.QATError, match=r"quantizers\.x: found no range yet"):
+        qat.search_weight_ranges(prepared, [x])
+    qat.calibrate(prepared, [x])
+    assert list(qat.search_weight_ranges(prepared, [x])) == ["conv"]
+
+
 def test_a_range_that_follows_the_weights_has_no_start_to_choose():
     x = torch.randn(4, 3, 8, 8)
     prepared = qat.prepare(outlier_network(), (x,))

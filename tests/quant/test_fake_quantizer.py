@@ -226,6 +226,12 @@ def test_freeze_from_a_tensor():
     quantizer.freeze(w)
     assert torch.equal(quantizer.scale, qparams(*RANGES["minmax"](w, WEIGHT, 0), WEIGHT)[0])
     assert torch.equal(quantizer(w * 2), fake_quantize(w * 2, quantizer.scale, quantizer.zero_point, WEIGHT))
+    held = quantizer.scale.clone()
+    quantizer.freeze(w * 2)
+    assert torch.equal(quantizer.scale, held), "a range that is held is not taken again"
+    quantizer.unfreeze()
+    quantizer.freeze(w * 2)
+    assert torch.equal(quantizer.scale, held * 2)
 
 
 def test_initialize_sets_the_state_of_every_kind():
