@@ -1,6 +1,7 @@
 """AdaRound finds the best rounding where all can be tried, betters nearest, stays on the grid, and ships what it chose."""
 
 import copy
+import io
 import sys
 from pathlib import Path
 
@@ -460,3 +461,17 @@ def test_weights_that_gamma_cannot_carry_are_named():
 
 def test_ptq_is_reached_from_qat():
     assert qat.ptq.adaround is adaround_step and "ptq" in dir(qat)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("wanted, stream, shown", [(True, Terminal, True), (False, Terminal, False), (True, io.StringIO, False)])
+def test_a_bar_on_standard_error_of_a_terminal(monkeypatch, capsys, wanted, stream, shown):
+    for key in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setattr(sys, "stderr", stream())
+    adaround_step(calibrated("static", W3), batches(), layers=["fc.0"], iterations=3, progress=wanted)
+    assert ("adaround" in sys.stderr.getvalue()) == shown and capsys.readouterr().out == ""
