@@ -1,7 +1,8 @@
 """Many batches on their way through a network, one segment at a time.
 
 A segment starts with a call of a quantized layer and ends in front of the next one. A batch goes through the whole of it before the next
-batch starts, so that of all the tensors inside only one batch's are held at a time; between segments, those that a later node reads.
+batch starts, so that of all the tensors inside only one batch's are held at a time; between segments, those that a later node reads,
+quantized ones as their integers, a byte each.
 Networks with the same graph, as a prepared network and its `float_copy`, can go side by side.
 """
 
@@ -17,9 +18,11 @@ from torch import Tensor, fx
 
 from qat.errors import QATError
 from qat.fold import FoldedConvBN
+from qat.graph.kinds import keeps_scale
 from qat.graph.lifecycle import set_fake_quant
-from qat.graph.place import NextInput
+from qat.graph.place import NextInput, quantizer_behind
 from qat.graph.prepared import QuantGraph, copy_of, each_batch, inputs_of
+from qat.quant import FakeQuantizer
 
 
 def float_copy(prepared: QuantGraph) -> QuantGraph:
@@ -89,14 +92,14 @@ class Stream:
         source: Any = walk.nodes[self._call].args[0]
         if isinstance(walk.module(source), NextInput):
             source = source.args[0]
-        return (held[network][source] for held in self._held)
+        return (_unpacked(held[network][source]) for held in self._held)
 
     @torch.no_grad()
     def outputs(self, network: int = 0) -> Iterator[Any]:
         """What the network gives for each batch with its layers as they are set, from where the batches stand. They stay there."""
         walk = self._walks[network]
         for held in self._held:
-            yield fx.Interpreter(walk.network).run(initial_env=dict(held[network]))
+            yield fx.Interpreter(walk.network).run(initial_env={node: _unpacked(value) for node, value in held[network].items()})
 
     @torch.no_grad()
     def _advance(self, start: int, stop: int) -> int:
@@ -122,6 +125,7 @@ class _Walk:
         self.network = network
         self.nodes = list(network.graph.nodes)
         self._runner = fx.Interpreter(network, garbage_collect_values=False)
+        self._modules = dict(network.named_modules(remove_duplicate=False))
         last = {source: i for i, node in enumerate(self.nodes) for source in node.all_input_nodes}
         self._finished: list[list[fx.Node]] = [[] for _ in self.nodes]
         for i, node in enumerate(self.nodes):
@@ -149,6 +153,8 @@ class _Walk:
 
     def run(self, values: dict[fx.Node, Any], start: int, stop: int) -> None:
         """Compute the nodes from `start` to before `stop`, and let go of what none behind reads."""
+        packed = {node: value for node, value in values.items() if isinstance(value, _Packed)}
+        values.update({node: value.tensor() for node, value in packed.items()})
         self._runner.env = values
         for i in range(start, stop):
             node = self.nodes[i]
@@ -157,3 +163,34 @@ class _Walk:
             for done in self._finished[i]:
                 values[done] = None  # the key stays: `outputs` must not compute it again
         self._runner.env = {}
+        for node, value in values.items():
+            if isinstance(value, Tensor):
+                values[node] = packed[node] if node in packed else self._packed(node, value)
+
+    def _packed(self, node: fx.Node, value: Tensor) -> Any:
+        """The integers of a quantized tensor, as far as they give it back to the bit; any other as it is."""
+        quantizer = self.module(node)
+        if not isinstance(quantizer, FakeQuantizer):
+            quantizer = quantizer_behind(node, self._modules, FakeQuantizer) if keeps_scale(node, self._modules) else None
+        if quantizer is None or not (quantizer.enabled and quantizer.initialized) or quantizer.scale.ndim:
+            return value
+        scale, zero_point = quantizer.qparams_for(value)
+        codes = quantizer.codes(value).to(torch.int8 if quantizer.spec.signed else torch.uint8)
+        packed = _Packed(codes, scale.to(value.dtype), zero_point)
+        return packed if torch.equal(packed.tensor(), value) else value
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A tensor as its integers; scale and zero point are ()."""
+
+    codes: Tensor
+    scale: Tensor
+    zero_point: Tensor
+
+    def tensor(self) -> Tensor:
+        return (self.codes.to(self.scale.dtype) - self.zero_point).mul_(self.scale)
+
+
+def _unpacked(value: Any) -> Any:
+    return value.tensor() if isinstance(value, _Packed) else value

@@ -38,7 +38,7 @@ def adaround(
     iterations: int = 1000,
     batch_size: int = 32,
     lr: float = 1e-2,
-    regularisation: float = 1.0,
+    regularisation: float = 10.0,
     warm_up: float = 0.2,
     beta: tuple[float, float] = (20.0, 2.0),
     seed: int = 0,

@@ -41,7 +41,7 @@ class Settings:
     iterations: int = 1000
     batch_size: int = 32
     lr: float = 1e-2
-    regularisation: float = 1.0
+    regularisation: float = 10.0
     warm_up: float = 0.2
     beta: tuple[float, float] = (20.0, 2.0)
 
@@ -50,7 +50,7 @@ class Settings:
             ("iterations", not _is_count(self.iterations), "a whole number above 0", 1000),
             ("batch_size", not _is_count(self.batch_size), "a whole number above 0", 32),
             ("lr", not 0 < self.lr < math.inf, "a number above 0", 1e-2),
-            ("regularisation", not 0 <= self.regularisation < math.inf, "a number of at least 0", 1.0),
+            ("regularisation", not 0 <= self.regularisation < math.inf, "a number of at least 0", 10.0),
             ("warm_up", not 0 <= self.warm_up < 1, "a share of the iterations below 1", 0.2),
             ("beta", not math.inf > self.beta[0] >= self.beta[1] > 1, "a first and a last exponent, both above 1 and falling", (20, 2)),
         ]

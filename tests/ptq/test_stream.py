@@ -185,3 +185,44 @@ def test_inputs_left_out_have_their_defaults(batches):
             assert [stop.name for stop in stream] == ORDER
             assert torch.equal(next(stream.outputs()), prepared(*given))
         assert not torch.equal(prepared(*batches[0]), prepared(*batches[0], torch.tensor(3.0)))
+
+
+GRIDS = {
+    "uint8": {},
+    "int8": {"activation": qat.QuantSpec(per_channel=False, narrow=False)},
+    "4 bits, learned": {"activation": qat.QuantSpec(bits=4, symmetric=False, per_channel=False), "activation_range": "lsq"},
+}
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_quantized_tensors_are_held_as_their_integers(grid):
+    """Also behind a pool, which keeps the grid; and they come back to the bit."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)).eval()
+    x = [torch.randn(2, 3, 8, 8), torch.randn(3, 3, 8, 8), torch.randn(0, 3, 8, 8)]
+    prepared = qat.prepare(model, (x[0],), qat.QATConfig(fold="static", **GRIDS[grid])).eval()
+    qat.calibrate(prepared, x[:2])
+    whole = [seen_by_hooks(prepared, batch) for batch in map(lambda one: (one,), x)]
+    made = []
+    for module in prepared.modules():
+        if isinstance(module, (qat.FakeQuantizer, nn.MaxPool2d)):
+            module.register_forward_hook(lambda m, args, out: made.append(weakref.ref(out)))
+    names = []
+    stream = Stream([prepared], x)
+    for k, stop in enumerate(stream):
+        alive = [ref() for ref in made if ref() is not None]
+        assert made and not any(y.numel() for y in alive), "a tensor of floats is held"
+        del alive
+        for i, got in enumerate(stream.inputs()):
+            assert torch.equal(got, whole[i][k][1]) and got.dtype == torch.float32
+        names.append(stop.name)
+    assert names == ["0", "3", "4"]
+
+
+def test_tensors_off_the_grid_are_held_as_they_are(prepared, batches):
+    """A network without quantized activations, and one whose quantizers are switched off on the way."""
+    qat.set_fake_quant(prepared, activations=False)
+    expected = [seen_by_hooks(prepared, batch) for batch in batches]
+    stream = Stream([prepared], batches)
+    for k, _ in enumerate(stream):
+        assert all(torch.equal(x, expected[i][k][1]) for i, x in enumerate(stream.inputs()))
