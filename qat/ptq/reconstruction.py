@@ -26,7 +26,7 @@ MINIBATCH, MINIBATCH_PER_WEIGHT = 2**9, 2**5
 SAMPLES_PER_WEIGHT = 128
 SAMPLES = (2**13, 2**16)
 BUDGET = 2**30
-# Of the largest output: a product that misses the layer's output by more is not the layer.
+# Of the largest sum of magnitudes: a product that misses the layer's output by more is not the layer.
 _SAME_OUTPUT = 1e-3
 
 
@@ -207,8 +207,9 @@ def draw(
 
 def _check(product: Product, layer: FoldedConvBN, x: Tensor, chosen: Tensor, weight: Tensor) -> None:
     expected = layer_output(layer, x, weight)[0, chosen[0]]
-    got = outputs_of(torch.bmm(product.matrix(weight), product.met(x, chosen)))
-    if bool((got - expected).abs().max() > _SAME_OUTPUT * expected.abs().max()):
+    matrix, met = product.matrix(weight), product.met(x, chosen)
+    size = torch.bmm(matrix.abs(), met.abs()).max()
+    if bool((outputs_of(torch.bmm(matrix, met)) - expected).abs().max() > _SAME_OUTPUT * size):
         raise NoProductError(f"the forward of this {type(layer.conv).__name__} does more than weigh its inputs")
 
 

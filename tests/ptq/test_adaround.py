@@ -320,6 +320,34 @@ def test_a_layer_that_is_called_twice_is_rounded_by_its_first_call():
     qat.convert(rounded)
 
 
+class Doubled(nn.Conv2d):
+    """Linear in weight and input, but its weights do not meet its input as it is."""
+
+    def forward(self, x):
+        return super().forward(x * 2.5)
+
+
+class Flipped(nn.Conv2d):
+    """Weights meet inputs of other channels, which only the outputs show."""
+
+    def forward(self, x):
+        return super().forward(x.flip(1))
+
+
+@pytest.mark.parametrize("kind", [Doubled, Flipped])
+def test_a_layer_that_does_more_than_weigh_its_inputs_is_left(kind):
+    torch.manual_seed(0)
+    x = torch.randn(8, 3, 6, 6)
+    model = nn.Sequential(kind(3, 4, 3, bias=False), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    prepared = network_of(model, x)
+    qat.calibrate(prepared, [x])
+    rounded = adaround_step(prepared, [x], **QUICK)
+    (report,) = rounded.step_reports
+    assert [name for name, _ in report.done] == ["2"]
+    assert report.left == [("0", f"the forward of this {kind.__name__} does more than weigh its inputs")]
+    assert torch.equal(rounded.get_submodule("0").weight_fold, prepared.get_submodule("0").weight_fold)
+
+
 def network_of(model, x):
     return qat.prepare(model.eval(), (x,), qat.QATConfig(fold="static", weight=W3))
 
