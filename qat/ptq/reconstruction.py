@@ -135,15 +135,16 @@ class Problem:
         """
         shape, value = v.shape, self.value
         v, lower, up = map(self._as_matrix, (v.clone(), lower, up))
-        strength = settings.regularisation * self.step_error()
+        # Divided by its unit, the gradient is of a size that Adam's epsilon is small against, in every channel.
+        unit = self.step_error().clamp(min=torch.finfo(self.x.dtype).tiny)
         adam = torch.optim.Adam([v.requires_grad_()], lr=settings.lr, fused=True)
         starts = torch.randint(self.count, (settings.iterations,), generator=generator).tolist()
         for step, first in enumerate(starts):
             h = rectified_sigmoid(v)
-            gradient = self.gradient(torch.addcmul(lower, up, h).mul_(value), first).mul_(value)
+            gradient = self.gradient(torch.addcmul(lower, up, h).mul_(value), first).mul_(value / unit)
             beta = annealed(step, settings.iterations, settings.warm_up, settings.beta)
             if beta is not None:
-                gradient.addcmul_(regulariser_gradient(h, beta), strength)
+                gradient.add_(regulariser_gradient(h, beta), alpha=settings.regularisation)
             v.grad = gradient.mul_(up).mul_(rectified_sigmoid_gradient(v))
             adam.step()
             tick()

@@ -119,6 +119,23 @@ def test_regularisation_decides_and_nothing_does_without_it():
     assert undecided(warm_up=0.99) > 0.5, "while warming up nothing should regularise"
 
 
+def test_the_regulariser_is_weighed_by_what_a_step_of_a_weight_does():
+    """So that codes do not depend on the unit of the outputs, of any channel."""
+    x = correlated(200, 6)
+    weight = torch.randn(3, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    scale, unit = weight.abs().amax(1) / 3, torch.tensor([1.0, 2.0**12, 2.0**-9], dtype=torch.float64)
+    plain = problem_of(x, x @ weight.T, scale)
+    scaled = problem_of(x, (x @ weight.T) * unit, scale * unit)
+    # By definition: change one weight by a step, and look at the channel's output.
+    changes = [[float(((x[:, k] * s) ** 2).mean()) for k in range(6)] for s in (scale * unit).tolist()]
+    np.testing.assert_allclose(scaled.step_error().flatten().numpy(), np.mean(changes, 1), rtol=1e-12)
+    options = {"iterations": 150, "lr": 3e-2}
+    codes, h = solved(plain, weight, scale, W3, **options)
+    others, g = solved(scaled, weight * unit.view(-1, 1), scale * unit, W3, **options)
+    assert torch.equal(codes, others) and not torch.equal(codes, torch.round(weight / scale.view(-1, 1)).int())
+    torch.testing.assert_close(h, g, atol=1e-9, rtol=0)
+
+
 def state_of(network):
     return {key: value.clone() for key, value in network.state_dict().items()}
 
