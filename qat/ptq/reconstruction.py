@@ -141,7 +141,7 @@ class Problem:
         starts = torch.randint(self.count, (settings.iterations,), generator=generator).tolist()
         for step, first in enumerate(starts):
             h = rectified_sigmoid(v)
-            gradient = self.gradient(torch.addcmul(lower, up, h).mul_(value), first).mul_(value / unit)
+            gradient = self.gradient(torch.addcmul(lower, up, h).mul_(value), first).mul_(value).div_(unit)
             beta = annealed(step, settings.iterations, settings.warm_up, settings.beta)
             if beta is not None:
                 gradient.add_(regulariser_gradient(h, beta), alpha=settings.regularisation)

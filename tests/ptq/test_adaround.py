@@ -3,6 +3,7 @@
 import copy
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +135,27 @@ def test_the_regulariser_is_weighed_by_what_a_step_of_a_weight_does():
     others, g = solved(scaled, weight * unit.view(-1, 1), scale * unit, W3, **options)
     assert torch.equal(codes, others) and not torch.equal(codes, torch.round(weight / scale.view(-1, 1)).int())
     torch.testing.assert_close(h, g, atol=1e-9, rtol=0)
+
+
+def test_weights_that_meet_nothing_but_zeros_are_rounded_to_nearest():
+    """Whatever their size: a depthwise channel whose input is dead, beside one whose is not."""
+    x = torch.cat((torch.zeros(1, 4, 60), torch.randn(1, 4, 60, generator=torch.Generator().manual_seed(0)).abs()))
+    weight = torch.tensor([[3.4, -1.6, 2.3, 0.7], [0.3, 0.3, 0.3, 0.3]]) * torch.tensor([[1e3], [1.0]])
+    scale = torch.tensor([1e3, 1.0])
+    problem = Problem(
+        torch.cat((x, x[..., :20]), 2),
+        torch.zeros(2, 1, 80),
+        60,
+        20,
+        scale.view(2, 1, 1),
+        torch.zeros(2, 1, 1),
+        lambda y: y,
+        torch.tensor(True),
+    )
+    target = torch.bmm(weight.view(2, 1, 4), problem.x)
+    codes, h = solved(replace(problem, target=target), weight, scale, qat.QuantSpec(bits=4), iterations=100, lr=5e-2)
+    assert torch.isfinite(h).all() and codes[0].tolist() == [3, -2, 2, 1]
+    assert codes[1].tolist() != [0, 0, 0, 0], "0.3 four times is nearer to 1 once than to 0"
 
 
 def state_of(network):
