@@ -47,10 +47,10 @@ def adaround(
 ) -> QuantGraph:
     """A copy of `prepared` whose weights are on their grid, each rounded up or down so that its layer's output errs least.
 
-    Scales, biases and activation ranges are those of `prepared`. The weight scales of the layers rounded are held afterwards
-    (`freeze_ranges`), so that the weights stay on their grid. A layer keeps nearest rounding where the other is no better on the
-    samples. A second run changes nothing: weights on the grid have one rounding. Where the int32 bias of a channel does not fit at its
-    scale, `convert` raises that scale and rounds the channel's codes once more.
+    Scales, biases and activation ranges are those of `prepared`; what `correct_bias` gave a bias, for the rounding before, is taken out.
+    The weight scales of the layers rounded are held afterwards (`freeze_ranges`), so that the weights stay on their grid. A layer keeps
+    nearest rounding where the other is no better on the samples. A second run changes nothing: weights on the grid have one rounding.
+    Where the int32 bias of a channel does not fit at its scale, `convert` raises that scale and rounds the channel's codes once more.
 
     Of each layer some ten thousand samples are looked at: random positions of its output in all pictures, drawn once. Between layers the
     tensors that later layers read are held for all pictures, in the float and in the quantized network.
@@ -82,10 +82,12 @@ def adaround(
     _check(prepared, layers)
     generator = torch.Generator().manual_seed(seed)
     rounded = copy_of(prepared)
+    for layer in folded_layers(rounded).values():
+        layer.undo_bias_correction()
     report = StepReport("adaround")
     with modes_restored(rounded), progress_bar(progress) as bar:
         task = bar.add_task("adaround", total=iterations * len(folded_layers(rounded)))
-        stream = Stream([rounded.eval(), float_copy(prepared)], batches)
+        stream = Stream([rounded.eval(), float_copy(rounded)], batches)
         for number, stop in enumerate(stop for stop in stream if not stop.call):
             bar.update(task, description=f"adaround {stop.name}", completed=iterations * number)
             why_not = _why_not(stop, layers)

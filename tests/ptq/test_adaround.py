@@ -236,6 +236,15 @@ def test_every_strategy(strategy, grid, weight_range):
     assert errors(again.step_reports[1]) == {} and len(again.step_reports) == 2
 
 
+def test_a_bias_correction_of_the_rounding_before_is_taken_out():
+    prepared = calibrated("static", W3, "minmax")
+    corrected = qat.ptq.correct_bias(prepared, batches())
+    plain, rounded = (adaround_step(network, batches(), **QUICK) for network in (prepared, corrected))
+    assert not torch.equal(corrected.get_submodule("stem.0").bias_fold, prepared.get_submodule("stem.0").bias_fold)
+    for name, layer in folded_layers(rounded).items():
+        assert all(torch.equal(a, b) for a, b in zip(layer.folded(), plain.get_submodule(name).folded())), name
+
+
 def test_samples_are_the_quantized_inputs_and_the_float_outputs():
     """The last layer's, when those before it are rounded: all of the samples there are, in another order."""
     prepared = calibrated("static", W3)
