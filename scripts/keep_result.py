@@ -1,4 +1,4 @@
-"""Keep what a run measured under docs/results/: result.json, config.yaml, env.json and the curves.
+"""Keep what a run measured under docs/results/: result.json, config.yaml, env.json and, of training, the curves.
 
     python scripts/keep_result.py RUN_DIR [NAME]
 
@@ -25,6 +25,8 @@ def keep(run: Path, name: str | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for file in ("result.json", "config.yaml", "env.json"):
         shutil.copyfile(run / file, folder / file)
+    if not result["steps"]:
+        return folder
     drawn = curves(read_metrics(run / "metrics.csv"), result["freeze_step"], result["accuracy"]["float"])
     (folder / "curves.svg").write_text(drawn)
     return folder

@@ -38,10 +38,9 @@ def write_report(
         counts: confusion matrix (classes, classes) of the integer network.
     """
     accuracy = result["accuracy"]
-    pictures = [
-        {"title": "Accuracy on the test split", "svg": accuracy_bars(accuracy)},
-        {"title": "Training", "svg": curves(metrics, result["freeze_step"], accuracy["float"])},
-    ]
+    pictures = [{"title": "Accuracy on the test split", "svg": accuracy_bars(accuracy)}]
+    if result["steps"]:
+        pictures.append({"title": "Training", "svg": curves(metrics, result["freeze_step"], accuracy["float"])})
     if len(class_names) <= MOST_CLASSES:
         pictures.append({"title": "Answers of the integer network", "svg": confusion_picture(counts.tolist(), class_names)})
     tables = [summary_table(result), fold_table(network), quantizer_table(network), parity_table(parity)]
@@ -49,7 +48,8 @@ def write_report(
     against = f"{'gain' if gained > 0 else 'lose'} {abs(gained):.4f} against"
     per = "per channel" if result["per_channel"] else "per tensor"
     grids = f"{result['weight_bits']}-bit weights {per}, {result['activation_bits']}-bit activations"
-    subtitle = f"{result['fold']}, {grids}, seed {result['seed']}. The integers {against} float."
+    how = result["fold"] if result["steps"] else "without training"
+    subtitle = f"{how}, {grids}, seed {result['seed']}. The integers {against} float."
     path = Path(run_dir) / "report.html"
     part = path.with_name("report.html.part")
     part.write_text(page(str(result["recipe"] or "job"), subtitle, pictures, tables), encoding="utf-8")

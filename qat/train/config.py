@@ -73,6 +73,18 @@ class FoldConfig:
 
 
 @dataclass
+class PTQConfig:
+    """Post-training steps, in their order."""
+
+    equalize: bool = False
+    replace_relu6: bool = False  # by ReLU, where equalization would have to cross one
+    absorb_bias: bool = False
+    adaround: int = 0  # iterations a layer; 0: none
+    correct_bias: str | None = None  # empirical | analytic
+    pictures: int = 1024  # of the training split, without augmentation, for adaround and correct_bias
+
+
+@dataclass
 class OptimConfig:
     name: str = "sgd"
     lr: float = 0.01
@@ -93,7 +105,7 @@ class FloatTrainingConfig:
 
 @dataclass
 class TrainerConfig:
-    max_epochs: int = 10
+    max_epochs: int = 10  # 0: no training, post-training quantization alone
     accelerator: str = "auto"
     devices: Any = 1
     strategy: str = "auto"
@@ -119,6 +131,7 @@ class JobConfig:
     data: DataConfig = field(default_factory=DataConfig)
     quant: QuantConfig = field(default_factory=QuantConfig)
     fold: FoldConfig = field(default_factory=FoldConfig)
+    ptq: PTQConfig = field(default_factory=PTQConfig)
     float_training: FloatTrainingConfig = field(default_factory=FloatTrainingConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)

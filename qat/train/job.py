@@ -1,4 +1,4 @@
-"""One job: float network -> post-training quantization -> quantization-aware training -> integers -> ONNX -> result."""
+"""One job: float network -> post-training quantization -> quantization-aware training, or none -> integers -> ONNX -> result."""
 
 import logging
 import time
@@ -24,9 +24,10 @@ from qat.train.evaluate import accuracy, confusion, network_confusion
 from qat.train.float_model import float_network
 from qat.train.memory import peak_memory_mb
 from qat.train.metrics_file import read_metrics
-from qat.train.module import Classifier
+from qat.train.module import Classifier, module_config
 from qat.train.notes import notes_of
-from qat.train.qat_training import best_or_last, qat_trainer, schedule_callbacks
+from qat.train.post_training import SAID, quantized
+from qat.train.qat_training import best_or_last, log_accuracies, loggers, qat_trainer, save_untrained, schedule_callbacks
 from qat.train.resume import checkpoint_to_resume
 from qat.train.saved_file import read_checkpoint
 from qat.train.schedule import total_steps, validate_schedule
@@ -55,7 +56,9 @@ def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     with timed(seconds, "setup"):
         data = build_data(config["data"], config["seed"])
         batches = len(data.train_dataloader())
-        validate_schedule(config, total_steps(batches, config["trainer"]))
+        trains = config["trainer"]["max_epochs"] > 0
+        if trains:
+            validate_schedule(config, total_steps(batches, config["trainer"]))
         last = checkpoint_to_resume(config, run_dir)
         # a network that cannot be prepared, or has another head, is refused here, not after the float training
         check_head(Classifier(module_config(config, data)).network, data)
@@ -70,34 +73,31 @@ def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         float_val = accuracy(network_confusion(network, data.val_dataloader(), data.num_classes, device))
         log.info("float: test accuracy %.4f, validation %.4f", found["float"], float_val)
 
-    with timed(seconds, "ptq"):
-        # seeded again: the numbers below do not depend on whether the float network was trained here or found
-        seed_everything(config["seed"], workers=True, verbose=False)
-        module = Classifier(module_config(config, data), network.cpu())
-        log.info("%s", module.network.fold_report)
-        qat.calibrate(module.network, data.calibration_batches(config["quant"]["calibration_batches"]))
-        found["ptq"] = test_accuracy(module.network)
-        log.info("post-training quantization: test accuracy %.4f", found["ptq"])
-
-    if config["quant"]["range_search"]:
-        with timed(seconds, "range_search"):
-            pictures = [images.to(device) for images in data.calibration_batches(config["quant"]["range_search"])]
-            qat.search_weight_ranges(module.network.to(device), pictures)
-            found["range_search"] = test_accuracy(module.network)
-            log.info("weight ranges chosen by the network's output: test accuracy %.4f", found["range_search"])
+    begin = time.perf_counter()
+    for step, module in quantized(config, data, network, device):
+        before = list(found.values())[-1]
+        found[step] = test_accuracy(module.network)
+        log.info("%s: test accuracy %.4f (%+.4f)", SAID.get(step, step), found[step], found[step] - before)
+        begin, seconds[step] = time.perf_counter(), time.perf_counter() - begin
 
     with timed(seconds, "qat"):
         schedule = schedule_callbacks(config)
-        trainer = qat_trainer(config, run_dir, schedule, float_val, batches, last)
-        fit(trainer, module.cpu(), data, last)
-        if not trainer.is_global_zero:
-            return {}
+        if trains:
+            trainer = qat_trainer(config, run_dir, schedule, float_val, batches, last)
+            log_accuracies(trainer.loggers, found)
+            fit(trainer, module.cpu(), data, last)
+            if not trainer.is_global_zero:
+                return {}
+            chosen = best_or_last(trainer, run_dir)
+        else:
+            log_accuracies(loggers(run_dir), found)
+            chosen = save_untrained(module.cpu(), run_dir)
 
     with timed(seconds, "fake_quant"):
-        chosen = best_or_last(trainer, run_dir)
         module = shipped_module(chosen, config, data)
         found["fake_quant"] = test_accuracy(module.network)
-        log.info("quantization-aware training: test accuracy %.4f (%s)", found["fake_quant"], chosen.name)
+        what = "quantization-aware training" if trains else "simulated integers"
+        log.info("%s: test accuracy %.4f (%s)", what, found["fake_quant"], chosen.name)
 
     with timed(seconds, "export"):
         onnx = run_dir / "model.onnx"
@@ -121,7 +121,7 @@ def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         "accuracy": found,
         "parity": {"identical": float(parity.identical), "max_lsb": int(parity.max_lsb)},
         "freeze_step": schedule["freeze_bn"].frozen_at,
-        "steps": trainer.global_step,
+        "steps": trainer.global_step if trains else 0,
         "seconds": {name: round(value, 2) for name, value in seconds.items()},
         "peak_memory_mb": peak_memory_mb(),
     }
@@ -176,19 +176,6 @@ def check_head(network: nn.Module, data: ImageData) -> None:
     if shape != (1, data.num_classes):
         todo = "Give the network a head of that many classes that returns one tensor of logits."
         raise ConfigError("model", f"an output of {shape} for one picture", f"(1, {data.num_classes}), one column a class", todo)
-
-
-def module_config(config: dict[str, Any], data: ImageData) -> dict[str, Any]:
-    """What a checkpoint has to hold to rebuild the trained module."""
-    return {
-        "model": config["model"],
-        "num_classes": data.num_classes,
-        "input_shape": list(data.input_shape),
-        "optim": config["optim"],
-        "quant": config["quant"],
-        "fold": config["fold"],
-        "target": config["target"]["name"],
-    }
 
 
 def onnx_answers(path: Path, data: ImageData) -> Iterator[tuple[Tensor, Tensor]]:

@@ -10,6 +10,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import qat
 from qat.errors import QATError
+from qat.train.data import ImageData
+from qat.train.float_steps import float_steps
 from qat.train.models import build_model
 from qat.train.optim import build_optimizer, build_schedule
 from qat.train.schedule import steps_in
@@ -32,14 +34,29 @@ def qat_config(quant: dict[str, Any], fold: dict[str, Any], target: str | None =
     )
 
 
+def module_config(config: dict[str, Any], data: ImageData) -> dict[str, Any]:
+    """What a checkpoint has to hold to rebuild the trained module."""
+    return {
+        "model": config["model"],
+        "num_classes": data.num_classes,
+        "input_shape": list(data.input_shape),
+        "optim": config["optim"],
+        "quant": config["quant"],
+        "fold": config["fold"],
+        "ptq": config["ptq"],
+        "target": config["target"]["name"],
+    }
+
+
 class Classifier(LightningModule):
     """Network, loss, accuracy and optimizer.
 
     Args:
-        config: plain dict {"model", "num_classes", "input_shape": [C, H, W], "optim", "quant" or None, "fold" or None, "target" or
-            absent}. It is all a checkpoint needs to rebuild the module; `model.checkpoint` is not read here, the weights come from
-            `network` or from the Lightning checkpoint.
-        network: float network to start from; prepared when `quant` is set. None builds one with random weights.
+        config: plain dict {"model", "num_classes", "input_shape": [C, H, W], "optim", "quant" or None, "fold" or None, "ptq" or absent,
+            "target" or absent}. It is all a checkpoint needs to rebuild the module; `model.checkpoint` is not read here, the weights come
+            from `network` or from the Lightning checkpoint.
+        network: float network to start from, after the steps of `ptq` on float networks; prepared when `quant` is set. None builds
+            one with random weights and the structure it has after those steps.
 
     Attributes:
         network: logits (N, num_classes) of images (N, C, H, W); a prepared graph when `quant` is set.
@@ -49,11 +66,13 @@ class Classifier(LightningModule):
         super().__init__()
         self.save_hyperparameters("config", logger=False)
         self.config = config
-        channels = config["input_shape"][0]
+        example = torch.zeros(2, *config["input_shape"])
         if network is None:
-            network = build_model({**config["model"], "checkpoint": None}, config["num_classes"], channels)
+            network = build_model({**config["model"], "checkpoint": None}, config["num_classes"], config["input_shape"][0])
+            if config.get("quant") and config.get("ptq"):
+                for _, changed in float_steps(network, example, config["ptq"], config["quant"].get("overrides")):
+                    network = changed
         if config.get("quant"):
-            example = torch.zeros(2, *config["input_shape"])
             network = qat.prepare(network, (example,), qat_config(config["quant"], config["fold"], config.get("target")))
         self.network = network
         # arguments are those of this module's own steps: validating each batch would read tensors back to the host

@@ -1,10 +1,12 @@
 """The quantization-aware part of a job: its schedule, and the Trainer that carries it."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning import Callback, Trainer
-from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.loggers import Logger, TensorBoardLogger
 
 from qat.train.callbacks import (
     FiniteLoss,
@@ -38,17 +40,42 @@ def qat_trainer(
     """Trainer of the quantization-aware part, with its schedule, checkpoints and logs."""
     stop = StopSignal()
     checkpoint = RunCheckpoint(run_dir / "checkpoints", [schedule["delay"], schedule["freeze_bn"], schedule["freeze_ranges"]], stop)
-    history, until = None, 0
-    if resumed is not None:
-        history = Path(config["resume"]) / "metrics.csv"
-        until = read_checkpoint(resumed).get("global_step", 0)
-    loggers = [
-        MetricsFile(run_dir / "metrics.csv", history, until),
-        TensorBoardLogger(run_dir, name="", version="", default_hp_metric=False),
-    ]
     callbacks: list[Callback] = [FiniteLoss(), *schedule.values(), LogLearningRate(), progress(float_val), RngState(), stop, checkpoint]
     learned = "lsq" in (config["quant"]["weight"]["range"], config["quant"]["activation"]["range"])
-    return build_trainer(config["trainer"], callbacks, loggers, run_dir, batches, learned)
+    return build_trainer(config["trainer"], callbacks, loggers(run_dir, config["resume"], resumed), run_dir, batches, learned)
+
+
+def loggers(run_dir: Path, folder: str | None = None, resumed: Path | None = None) -> list[Logger]:
+    """metrics.csv and TensorBoard's events in run_dir.
+
+    Args:
+        folder: of the interrupted run that this one continues.
+        resumed: the checkpoint it goes on from.
+    """
+    history, until = None, 0
+    if folder is not None and resumed is not None:
+        history, until = Path(folder) / "metrics.csv", read_checkpoint(resumed).get("global_step", 0)
+    tensorboard = TensorBoardLogger(run_dir, name="", version="", default_hp_metric=False)
+    return [MetricsFile(run_dir / "metrics.csv", history, until), tensorboard]
+
+
+def log_accuracies(to: Sequence[Logger], found: dict[str, float]) -> None:
+    """Log the test accuracy after every step so far, as of step 0 of the training."""
+    for logger in to:
+        logger.log_metrics({f"test_acc_{step}": value for step, value in found.items()}, 0)
+        logger.save()
+
+
+def save_untrained(module: LightningModule, run_dir: Path) -> Path:
+    """Write checkpoints/last.ckpt of a run without training, whole or not at all; its path."""
+    folder = run_dir / "checkpoints"
+    folder.mkdir(parents=True, exist_ok=True)
+    trainer = build_trainer({"max_epochs": 0, "accelerator": "cpu"}, [], [], run_dir, batches=1)
+    trainer.strategy.connect(module)
+    part = folder / "last.ckpt.part"
+    trainer.save_checkpoint(part, weights_only=True)
+    os.replace(part, folder / "last.ckpt")
+    return folder / "last.ckpt"
 
 
 def best_or_last(trainer: Trainer, run_dir: Path) -> Path:

@@ -12,7 +12,8 @@ log = logging.getLogger(__name__)
 
 
 def checkpoint_to_resume(config: dict[str, Any], run_dir: Path) -> Path | None:
-    """last.ckpt of the run to resume, in run_dir (best.ckpt comes along); None: nothing to resume, or stopped before QAT began.
+    """last.ckpt of the run to resume, in run_dir (best.ckpt comes along); None: nothing to resume, or stopped before QAT began, which a run
+    without training never does.
 
     Raises:
         ConfigError: `resume` is not a run folder, or the run had another network, quantizer or strategy.
@@ -22,6 +23,8 @@ def checkpoint_to_resume(config: dict[str, Any], run_dir: Path) -> Path | None:
     old = Path(config["resume"])
     if not old.is_dir() or not ((old / "config.yaml").is_file() or (old / "checkpoints").is_dir()):
         raise ConfigError("resume", f"no run in '{old}'", "a run folder with checkpoints/", "Give runs/<recipe>/<timestamp>.")
+    if not config["trainer"]["max_epochs"]:
+        return None
     if not (old / "checkpoints" / "last.ckpt").is_file():
         log.info("%s was stopped before quantization-aware training began", old)
         return None
@@ -35,8 +38,8 @@ def checkpoint_to_resume(config: dict[str, Any], run_dir: Path) -> Path | None:
     saved = saved.get("config") if isinstance(saved, dict) else None
     if not isinstance(saved, dict) or not all(isinstance(saved.get(part), dict) for part in parts):
         raise ConfigError(str(folder / "last.ckpt"), "no configuration", "a checkpoint of this project", "Start a run of its own.")
-    for part in parts:
-        changed = [f"{part}.{key}" for key, value in saved[part].items() if config[part].get(key) != value]
+    for part in (*parts, "ptq"):
+        changed = [f"{part}.{key}" for key, value in saved.get(part, {}).items() if config[part].get(key) != value]
         if changed:
             todo = "Resume with the settings of that run, or start a run of its own."
             raise ConfigError("resume", f"other values of {', '.join(changed)}", f"those of {old}", todo)

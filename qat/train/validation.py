@@ -12,6 +12,7 @@ from qat.train.problems import Problems
 
 WEIGHT_RANGES = ("minmax", "mse", "percentile", "lsq")
 ACTIVATION_RANGES = ("ema", "minmax", "mse", "percentile", "lsq")
+CORRECTIONS = ("empirical", "analytic")
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
 
 
@@ -99,7 +100,7 @@ def _fold(config: dict[str, Any], problems: Problems) -> None:
 
 
 def _trainer(trainer: dict[str, Any], problems: Problems) -> None:
-    problems.number("trainer.max_epochs", trainer["max_epochs"], 1, whole=True)
+    problems.number("trainer.max_epochs", trainer["max_epochs"], 0, whole=True)
     problems.number("trainer.log_every_n_steps", trainer["log_every_n_steps"], 1, whole=True)
     problems.name("trainer.accelerator", trainer["accelerator"], ACCELERATORS)
     devices = trainer["devices"]
@@ -116,6 +117,28 @@ def _trainer(trainer: dict[str, Any], problems: Problems) -> None:
         problems.add(
             "trainer.limit_train_batches", repr(limit), "null, a number of batches, or a share in (0, 1]", "Set it to null for all."
         )
+
+
+def _post_training(config: dict[str, Any], problems: Problems) -> None:
+    ptq, trainer = config["ptq"], config["trainer"]
+    correction, rounds = ptq["correct_bias"], problems.number("ptq.adaround", ptq["adaround"], 0, whole=True) and ptq["adaround"]
+    corrects = correction is not None and problems.name("ptq.correct_bias", correction, CORRECTIONS)
+    problems.number("ptq.pictures", ptq["pictures"], 1, whole=True)
+    if ptq["replace_relu6"] and not ptq["equalize"]:
+        problems.add("ptq.replace_relu6", "true without equalize", "ptq.equalize, which it is for", "Set ptq.equalize=true.")
+    if trainer["max_epochs"] != 0:
+        for key, asked in (("adaround", rounds), ("correct_bias", corrects)):
+            if asked:
+                found = f"{ptq[key]} with {trainer['max_epochs']} epochs of training"
+                problems.add(f"ptq.{key}", found, "a run without training, which would undo it", "Set trainer.max_epochs=0.")
+        return
+    devices, nodes = {**trainer, **trainer["options"]}["devices"], trainer["options"].get("num_nodes", 1)
+    if devices not in (1, "1", "auto") or nodes != 1:
+        problems.add("trainer.devices", f"{devices!r} without training", "one device", "Set trainer.devices=1.")
+    if rounds and config["fold"]["reestimate_before_eval"]:
+        found = f"{config['fold']['reestimate_before_eval']} with ptq.adaround={ptq['adaround']}"
+        expected = "0: other statistics would scale the rounded weights again"
+        problems.add("fold.reestimate_before_eval", found, expected, "Set fold.reestimate_before_eval=0.")
 
 
 def _model(model: dict[str, Any], problems: Problems) -> None:
@@ -167,5 +190,6 @@ def validate_values(config: dict[str, Any]) -> None:
     _optim("float_training.optim", config["float_training"]["optim"], problems)
     problems.number("float_training.max_epochs", config["float_training"]["max_epochs"], 0, whole=True)
     _trainer(config["trainer"], problems)
+    _post_training(config, problems)
     problems.name("target.name", config["target"]["name"], TARGETS)
     problems.raise_any()

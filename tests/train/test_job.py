@@ -52,6 +52,7 @@ def test_the_story_from_float_to_integers(config, tmp_path):
     rows = read_metrics(run / "metrics.csv")
     assert len([row for row in rows if "val_acc" in row]) == 3
     assert {"lr", "train_loss_step"} <= {key for row in rows for key in row}
+    assert rows[0] == {"step": 0, **{f"test_acc_{step}": result["accuracy"][step] for step in ("float", "ptq")}}
     shipped = Classifier.load_from_checkpoint(run / "checkpoints" / "best.ckpt", weights_only=True)
     assert all(m.frozen for m in shipped.network.modules() if hasattr(m, "keeps_bn") and m.keeps_bn)
 
@@ -192,7 +193,7 @@ def test_a_run_that_failed_after_training_goes_on_there(config, tmp_path):
     again = run_job(config, tmp_path / "a")
     for key in ("accuracy", "parity", "freeze_step", "steps"):
         assert again[key] == first[key], key
-    assert len(read_metrics(tmp_path / "a" / "metrics.csv")) == 9
+    assert len(read_metrics(tmp_path / "a" / "metrics.csv")) == 10
 
 
 def test_another_network_cannot_take_over_a_run(config, tmp_path):

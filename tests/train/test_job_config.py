@@ -90,8 +90,23 @@ def test_interpolations_are_resolved():
         ({"trainer__devices": "two"}, "trainer.devices", "'two'"),
         ({"trainer__devices": True}, "trainer.devices", "True"),
         ({"trainer__accelerator": "gpuu"}, "trainer.accelerator", "'gpu'"),
-        ({"trainer__max_epochs": 0}, "trainer.max_epochs", "1 or more"),
+        ({"trainer__max_epochs": -1}, "trainer.max_epochs", "0 or more"),
         ({"trainer__limit_train_batches": 0}, "trainer.limit_train_batches", "batches"),
+        ({"ptq__equalise": True}, "ptq.equalise", "'equalize'"),
+        ({"ptq__equalize": 1.5}, "ptq.equalize", "true or false"),
+        ({"ptq__correct_bias": "emprical"}, "ptq.correct_bias", "'empirical'"),
+        ({"ptq__adaround": -1}, "ptq.adaround", "0 or more"),
+        ({"ptq__pictures": 0}, "ptq.pictures", "1 or more"),
+        ({"ptq__replace_relu6": True}, "ptq.replace_relu6", "ptq.equalize=true"),
+        ({"ptq__adaround": 100}, "ptq.adaround", "trainer.max_epochs=0"),
+        ({"ptq__correct_bias": "analytic"}, "ptq.correct_bias", "trainer.max_epochs=0"),
+        ({"trainer__max_epochs": 0, "trainer__devices": 2}, "trainer.devices", "one device"),
+        ({"trainer__max_epochs": 0, "trainer__options": {"num_nodes": 2}}, "trainer.devices", "one device"),
+        (
+            {"trainer__max_epochs": 0, "ptq__adaround": 100, "fold__reestimate_before_eval": 2},
+            "fold.reestimate_before_eval",
+            "fold.reestimate_before_eval=0",
+        ),
         ({"target__name": "ort_x68"}, "target.name", "'ort_x86'"),
         ({"seed": -1}, "seed", "-1"),
     ],
@@ -102,6 +117,13 @@ def test_what_is_refused(change, where, said):
     assert caught.value.where == where
     (line,) = str(caught.value).splitlines()
     assert said in line
+
+
+def test_steps_without_training_and_before_it():
+    steps = {"ptq__equalize": True, "ptq__replace_relu6": True, "ptq__absorb_bias": True}
+    validate(config(**steps))
+    validate(config(**steps, trainer__max_epochs=0, ptq__adaround=100, ptq__correct_bias="empirical"))
+    validate(config(trainer__max_epochs=0, fold__reestimate_before_eval=4))
 
 
 def test_scale_merge_needs_a_scale_for_each_channel():

@@ -18,6 +18,24 @@ def tiny(num_classes: int, in_chans: int, dropout: float = 0.0) -> nn.Module:
     )
 
 
+def clipped(num_classes: int, in_chans: int) -> nn.Module:
+    """A depthwise layer between two ReLU6, a BatchNorm without scale and shift, a head without bias."""
+    return nn.Sequential(
+        nn.Conv2d(in_chans, 6, 1, bias=False),
+        nn.BatchNorm2d(6, affine=False),
+        nn.ReLU6(),
+        nn.Conv2d(6, 6, 3, padding=1, groups=6, bias=False),
+        nn.BatchNorm2d(6),
+        nn.ReLU6(),
+        nn.Conv2d(6, 8, 1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, num_classes, bias=False),
+    )
+
+
 class Branching(nn.Module):
     """Its forward depends on values, so it cannot be captured."""
 

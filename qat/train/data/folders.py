@@ -30,19 +30,19 @@ def evaluated(picture: Tensor, size: int) -> Tensor:
 
 
 class FilePictures:
-    """A split kept as paths; pictures are read as RGB."""
+    """A split kept as paths; pictures are read as RGB, or in another mode of Pillow's ("L": one grey channel)."""
 
-    def __init__(self, paths: list[bytes], labels: list[int], size: int):
+    def __init__(self, paths: list[bytes], labels: list[int], size: int, mode: str = "RGB"):
         # one array: reference counts of a million strings would copy them into every worker
         self.paths = np.array(paths)
         self.labels = torch.tensor(labels)
-        self.size = size
+        self.size, self.mode = size, mode
 
     def get(self, index: int, augment: Augment | None) -> Tensor:
         path = os.fsdecode(self.paths[index])
         try:
             with Image.open(path) as file:
-                picture = transform.pil_to_tensor(file.convert("RGB"))
+                picture = transform.pil_to_tensor(file.convert(self.mode))
         except (OSError, UnidentifiedImageError) as error:
             raise ConfigError(
                 path, f"a picture that cannot be read ({error})", "a readable picture", "Remove or replace the file."
@@ -52,7 +52,7 @@ class FilePictures:
         return augment(picture) if augment else picture
 
     def subset(self, indices: Tensor) -> "FilePictures":
-        part = FilePictures([], [], self.size)
+        part = FilePictures([], [], self.size, self.mode)
         part.paths, part.labels = self.paths[indices.numpy()], self.labels[indices]
         return part
 
@@ -72,7 +72,7 @@ def class_folders(folder: Path) -> list[str]:
     return names
 
 
-def read_split(folder: Path, classes: list[str], size: int) -> FilePictures:
+def read_split(folder: Path, classes: list[str], size: int, mode: str = "RGB") -> FilePictures:
     """The pictures of one split, by class and then by name.
 
     Raises:
@@ -100,7 +100,7 @@ def read_split(folder: Path, classes: list[str], size: int) -> FilePictures:
             )
         paths += [os.fsencode(folder / name / file) for file in files]
         labels += [label] * len(files)
-    return FilePictures(paths, labels, size)
+    return FilePictures(paths, labels, size, mode)
 
 
 def read_folders(root: str | None, size: int, val_fraction: float, seed: int) -> Splits:

@@ -65,6 +65,22 @@ def _mismatch(own: dict[str, Tensor], state: dict[str, Tensor], num_classes: int
     )
 
 
+def classes_in(network: nn.Module, path: str, num_classes: int) -> int:
+    """Classes of the head in a checkpoint: rows of what has `num_classes` in `network` and otherwise fits; `num_classes` where nothing has.
+
+    Raises:
+        ConfigError: not a file of tensors.
+    """
+    own, file = network.state_dict(), Path(path).expanduser()
+    state = _tensors(file, own) if file.is_file() else {}
+    heads = {
+        len(state[key])
+        for key, value in own.items()
+        if key in state and value.dim() and len(value) == num_classes != len(state[key]) and state[key].shape[1:] == value.shape[1:]
+    }
+    return heads.pop() if len(heads) == 1 else num_classes
+
+
 def load_checkpoint(network: nn.Module, path: str, num_classes: int) -> None:
     """Load .safetensors or .pth into the network; every tensor must fit. BN's batch counters may be absent.
 
