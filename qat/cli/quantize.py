@@ -84,7 +84,8 @@ def quantize(arguments: argparse.Namespace) -> int:
     score = judge.of_logits(predict(arguments.out, measured))
     pipeline.rows.append(Row("integers", "the file in onnxruntime", 0.0, score, score.right - pipeline.best.right, ""))
     print_rows(pipeline.rows, labelled)
-    for line in [*(f"note: {note}" for note in pipeline.notes), *dict.fromkeys(f"warning: {item.message}" for item in caught)]:
+    told = [*pipeline.state.warnings, *dict.fromkeys(str(item.message) for item in caught)]
+    for line in [*(f"note: {note}" for note in pipeline.notes), *(f"warning: {warning}" for warning in told)]:
         print(line, file=sys.stderr)
     print(f"{arguments.out}: {arguments.out.stat().st_size / 1e6:.2f} MB for {arguments.target}; {parity}")
     return OK

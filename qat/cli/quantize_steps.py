@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -56,6 +57,7 @@ class State:
     network: nn.Module
     config: qat.QATConfig
     prepared: QuantGraph
+    warnings: tuple[str, ...]
 
 
 class Judge:
@@ -172,9 +174,11 @@ class Pipeline:
         return kept
 
     def _quantized(self, network: nn.Module, config: qat.QATConfig, what: str) -> State:
-        prepared = qat.prepare(network, (self.calibration[0],), config)
-        qat.calibrate(prepared, bar(self.calibration, f"{what}: calibrating"))
-        return State(network, config, prepared)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            prepared = qat.prepare(network, (self.calibration[0],), config)
+            qat.calibrate(prepared, bar(self.calibration, f"{what}: calibrating"))
+        return State(network, config, prepared, tuple(str(item.message) for item in caught))
 
     def _ways_to_equalize(self) -> dict[str, Callable[[], State]]:
         """Without the replacement only where the network does not survive it."""

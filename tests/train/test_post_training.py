@@ -1,6 +1,7 @@
 """Post-training steps in a job: in their order, each measured, without training or before it; and the run folder they leave."""
 
 import re
+from pathlib import Path
 
 import onnx
 import pytest
@@ -119,12 +120,26 @@ def test_every_step_is_measured_in_its_order(steps, tmp_path, caplog):
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["last.ckpt"]
 
 
-def test_the_folder_of_a_run_without_training_is_a_runs(steps, tmp_path, monkeypatch, capsys):
-    """verify, export, evaluate and quantize open it."""
+def test_stopped_in_a_step_resumed_and_opened_again(steps, tmp_path, monkeypatch, capsys):
+    """verify, export, evaluate and quantize open the folder of a run without training."""
+
+    def stopped(*args, **options):
+        raise KeyboardInterrupt
+
     steps["recipe"] = "tiny"
-    status, result = run_one(steps, [], [])
+    with monkeypatch.context() as patch:
+        patch.setattr(qat.ptq, "adaround", stopped)
+        status, result = run_one(steps, [], [])
     (run,) = (tmp_path / "runs" / "tiny").iterdir()
-    assert status == 0 and {"config.yaml", "env.json", "train.log"} <= {path.name for path in run.iterdir()}
+    assert status == 130 and result["status"] == read_result(run)["status"] == "interrupted"
+    left = {path.name for path in run.rglob("*")}
+    assert not {"last.ckpt", "model.onnx"} & left and not any(name.endswith((".part", ".tmp")) for name in left)
+    with pytest.raises(ConfigError, match="resume="):
+        open_run(run)
+    status, result = run_one({**steps, "resume": str(run)}, [], [])
+    expected = by_hand(steps)
+    assert status == 0 and {step: result["accuracy"][step] for step in expected} == pytest.approx(expected, abs=1e-12)
+    assert {"config.yaml", "env.json", "train.log"} <= {path.name for path in run.iterdir()}
     trust = ["--trust-model", "tiny_networks:tiny"]
     capsys.readouterr()
     assert verify.main([str(run), "--pictures", "32", "--max-lsb", "0", *trust]) == 0
@@ -201,35 +216,22 @@ def test_training_starts_from_equalized_weights(steps, tmp_path):
     assert result["accuracy"]["fake_quant"] == result["accuracy"]["absorb_bias"] > result["accuracy"]["ptq"]
 
 
-def test_ranges_are_searched_after_the_float_steps(steps, tmp_path):
+def test_ranges_are_searched_after_the_float_steps(steps):
     steps["ptq"] |= {"absorb_bias": False, "adaround": 0, "correct_bias": None}
     steps["quant"]["weight"]["range"] = "lsq"
     steps["quant"]["range_search"] = 1
-    result = run_job(steps, folder(tmp_path))
-    assert list(result["accuracy"]) == ["float", "ptq", "equalize", "range_search", "fake_quant", "integer"]
-    assert result["accuracy"]["fake_quant"] == result["accuracy"]["range_search"]
-
-
-def test_stopped_in_a_step_and_resumed(steps, tmp_path, monkeypatch):
-    steps["recipe"] = "tiny"
-    run_root = tmp_path / "runs"
-    steps["run_root"] = str(run_root)
-    whole = run_job(steps, folder(tmp_path, "whole"))
-
-    def stopped(*args, **options):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(qat.ptq, "adaround", stopped)
-        status, result = run_one(steps, [], [])
-    (run,) = (run_root / "tiny").iterdir()
-    assert status == 130 and result["status"] == read_result(run)["status"] == "interrupted"
-    left = {path.name for path in run.rglob("*")}
-    assert "last.ckpt" not in left and "model.onnx" not in left and not any(name.endswith((".part", ".tmp")) for name in left)
-    with pytest.raises(ConfigError, match="resume="):
-        open_run(run)
-    status, resumed = run_one({**steps, "resume": str(run)}, [], [])
-    assert status == 0 and resumed["accuracy"] == whole["accuracy"] and resumed["parity"] == whole["parity"]
+    data = build_data(steps["data"], steps["seed"])
+    network = tiny(4, 1)
+    network.load_state_dict(torch.load(steps["model"]["checkpoint"]))
+    searched = {step: module.network for step, module in quantized(steps, data, network, CPU)}
+    assert list(searched) == ["ptq", "equalize", "range_search"]
+    expected = qat.prepare(
+        qat.ptq.equalize(network, (data.calibration_batches(1)[0],)), (torch.zeros(2, 1, 8, 8),), qat_config(steps["quant"], steps["fold"])
+    )
+    qat.calibrate(expected, data.calibration_batches(2))
+    qat.search_weight_ranges(expected, data.calibration_batches(1))
+    found = searched["range_search"].state_dict()
+    assert all(torch.equal(value, found[key]) for key, value in expected.state_dict().items() if torch.is_tensor(value))
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(16, [16]), (40, [16, 16, 8]), (1000, [16] * 6)])
@@ -237,3 +239,17 @@ def test_as_many_pictures_as_asked_for(config, count, sizes):
     data = build_data(config["data"], config["seed"])
     assert [len(batch) for batch in first_pictures(data, count)] == sizes
     assert torch.equal(torch.cat(first_pictures(data, count)), torch.cat(data.calibration_batches(6))[:count])
+
+
+def test_the_example_of_the_document_runs(lopsided, config):
+    page = (Path(__file__).parents[2] / "docs" / "post_training.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    data = build_data(config["data"], config["seed"])
+    model = tiny(4, 1)
+    model.load_state_dict(torch.load(lopsided))
+    names = {"model": model.eval(), "images": data.calibration_batches(1)[0], "batches": data.calibration_batches(6)}
+    exec(code.replace("1000", "10"), names)
+    assert [report.step.split()[0] for report in names["prepared"].step_reports] == ["equalize", "absorb_bias", "adaround", "correct_bias"]
+    with torch.no_grad():
+        logits, expected = names["converted"](names["images"]), model(names["images"])
+    assert float((logits - expected).square().sum() / expected.square().sum()) < 0.01
