@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +57,7 @@ class State:
     config: qat.QATConfig
     prepared: QuantGraph
     warnings: tuple[str, ...]
+    unrounded: QuantGraph | None = None  # before adaround
 
 
 class Judge:
@@ -181,14 +181,17 @@ class Pipeline:
         return State(network, config, prepared, tuple(str(item.message) for item in caught))
 
     def _ways_to_equalize(self) -> dict[str, Callable[[], State]]:
-        """Without the replacement only where the network does not survive it."""
+        """ReLU6 is replaced only where the network gains nothing with it."""
         if not any(isinstance(module, nn.ReLU6) for module in self.state.network.modules()):
-            return {"": partial(self._equalized, False)}
-        return {"; ReLU for ReLU6": partial(self._equalized, True), "; not past ReLU6": partial(self._equalized, False)}
+            return {"": self._equalized}
+        return {
+            "; within ReLU6": lambda: self._equalized(within_relu6=True),
+            "; ReLU for ReLU6": lambda: self._equalized(replace_relu6=True),
+        }
 
-    def _equalized(self, replace_relu6: bool) -> State:
+    def _equalized(self, **relu6: bool) -> State:
         with waiting("equalize"):
-            network = qat.ptq.equalize(self.state.network, (self.calibration[0],), replace_relu6=replace_relu6)
+            network = qat.ptq.equalize(self.state.network, (self.calibration[0],), **relu6)
         return self._quantized(network, self.state.config, "equalize")
 
     def _absorbed(self) -> State:
@@ -201,8 +204,11 @@ class Pipeline:
         return self._quantized(self.state.network, config, "mse_ranges")
 
     def _rounded(self) -> State:
-        return replace(self.state, prepared=qat.ptq.adaround(self.state.prepared, self.calibration, iterations=self.iterations))
+        rounded = qat.ptq.adaround(self.state.prepared, self.calibration, iterations=self.iterations)
+        return replace(self.state, prepared=rounded, unrounded=self.state.prepared)
 
     def _corrected(self) -> State:
-        batches = self.calibration if self.pictures >= PICTURES_TO_CORRECT else None
-        return replace(self.state, prepared=qat.ptq.correct_bias(self.state.prepared, batches))
+        if self.pictures < PICTURES_TO_CORRECT:
+            return replace(self.state, prepared=qat.ptq.correct_bias(self.state.prepared))
+        corrected = qat.ptq.correct_bias(self.state.prepared, self.calibration, reference=self.state.unrounded)
+        return replace(self.state, prepared=corrected)

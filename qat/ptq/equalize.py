@@ -77,9 +77,11 @@ def equalize(
         the network; `.step_reports[-1]` says what was equalised and what was left, with the reason.
 
     Raises:
-        QATError: a prepared network; no example_inputs where they are needed.
+        QATError: a prepared network; no example_inputs where they are needed; ReLU6 both replaced and left.
         CaptureError: the forward is no single graph.
     """
+    if replace_relu6 and within_relu6:
+        raise QATError("equalize", "replace_relu6 and within_relu6", "one of the two", "Leave replace_relu6 out.")
     graph = float_graph("equalize", model, example_inputs, overrides, concrete_args)
     layers, others = layers_of(graph)
     links, left = links_of(graph, layers)

@@ -77,7 +77,8 @@ class PTQConfig:
     """Post-training steps, in their order."""
 
     equalize: bool = False
-    replace_relu6: bool = False  # by ReLU, where equalization would have to cross one
+    within_relu6: bool = False  # equalize through ReLU6 the channels that stay below it
+    replace_relu6: bool = False  # put ReLU in its place, where equalization would have to cross one
     absorb_bias: bool = False
     adaround: int = 0  # iterations a layer; 0: none
     correct_bias: str | None = None  # empirical | analytic

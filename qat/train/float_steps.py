@@ -20,7 +20,8 @@ def float_steps(
         overrides: those of its `quant` part.
     """
     if ptq["equalize"]:
-        equalized = qat.ptq.equalize(network, (example,), replace_relu6=ptq["replace_relu6"], overrides=overrides)
+        relu6 = {key: ptq[key] for key in ("within_relu6", "replace_relu6")}
+        equalized = qat.ptq.equalize(network, (example,), **relu6, overrides=overrides)
         yield "equalize", equalized
         network = equalized
     if ptq["absorb_bias"]:

@@ -54,13 +54,14 @@ def prepared_steps(prepared: QuantGraph, data: ImageData, ptq: dict[str, Any], s
     if not (ptq["adaround"] or ptq["correct_bias"]):
         return
     device = next(prepared.parameters()).device
-    batches = [images.to(device) for images in first_pictures(data, ptq["pictures"])]
+    batches, unrounded = [images.to(device) for images in first_pictures(data, ptq["pictures"])], prepared
     if ptq["adaround"]:
         prepared = qat.ptq.adaround(prepared, batches, iterations=ptq["adaround"], seed=seed)
         yield "adaround", prepared
-    if ptq["correct_bias"]:
-        prepared = qat.ptq.correct_bias(prepared, batches if ptq["correct_bias"] == "empirical" else None, method=ptq["correct_bias"])
-        yield "correct_bias", prepared
+    if ptq["correct_bias"] == "empirical":
+        yield "correct_bias", qat.ptq.correct_bias(prepared, batches, reference=unrounded)
+    elif ptq["correct_bias"]:
+        yield "correct_bias", qat.ptq.correct_bias(prepared)
 
 
 def first_pictures(data: ImageData, count: int) -> list[Tensor]:

@@ -124,8 +124,11 @@ def _post_training(config: dict[str, Any], problems: Problems) -> None:
     correction, rounds = ptq["correct_bias"], problems.number("ptq.adaround", ptq["adaround"], 0, whole=True) and ptq["adaround"]
     corrects = correction is not None and problems.name("ptq.correct_bias", correction, CORRECTIONS)
     problems.number("ptq.pictures", ptq["pictures"], 1, whole=True)
-    if ptq["replace_relu6"] and not ptq["equalize"]:
-        problems.add("ptq.replace_relu6", "true without equalize", "ptq.equalize, which it is for", "Set ptq.equalize=true.")
+    for key in ("within_relu6", "replace_relu6"):
+        if ptq[key] and not ptq["equalize"]:
+            problems.add(f"ptq.{key}", "true without equalize", "ptq.equalize, which it is for", "Set ptq.equalize=true.")
+    if ptq["within_relu6"] and ptq["replace_relu6"]:
+        problems.add("ptq.within_relu6", "true with replace_relu6", "one of the two", "Set ptq.replace_relu6=false.")
     if trainer["max_epochs"] != 0:
         for key, asked in (("adaround", rounds), ("correct_bias", corrects)):
             if asked:
