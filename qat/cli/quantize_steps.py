@@ -189,9 +189,10 @@ class Pipeline:
             "; ReLU for ReLU6": lambda: self._equalized(replace_relu6=True),
         }
 
-    def _equalized(self, **relu6: bool) -> State:
+    def _equalized(self, within_relu6: bool = False, replace_relu6: bool = False) -> State:
         with waiting("equalize"):
-            network = qat.ptq.equalize(self.state.network, (self.calibration[0],), **relu6)
+            example = (self.calibration[0],)
+            network = qat.ptq.equalize(self.state.network, example, within_relu6=within_relu6, replace_relu6=replace_relu6)
         return self._quantized(network, self.state.config, "equalize")
 
     def _absorbed(self) -> State:
