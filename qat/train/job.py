@@ -59,7 +59,7 @@ def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         trains = config["trainer"]["max_epochs"] > 0
         if trains:
             validate_schedule(config, total_steps(batches, config["trainer"]))
-        last = checkpoint_to_resume(config, run_dir)
+        last = checkpoint_to_resume(config, run_dir) if trains else None
         # a network that cannot be prepared, or has another head, is refused here, not after the float training
         check_head(Classifier(module_config(config, data)).network, data)
 

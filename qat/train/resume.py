@@ -12,8 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def checkpoint_to_resume(config: dict[str, Any], run_dir: Path) -> Path | None:
-    """last.ckpt of the run to resume, in run_dir (best.ckpt comes along); None: nothing to resume, or stopped before QAT began, which a run
-    without training never does.
+    """last.ckpt of the run to resume, in run_dir (best.ckpt comes along); None: nothing to resume, or stopped before QAT began.
 
     Raises:
         ConfigError: `resume` is not a run folder, or the run had another network, quantizer or strategy.
@@ -23,8 +22,6 @@ def checkpoint_to_resume(config: dict[str, Any], run_dir: Path) -> Path | None:
     old = Path(config["resume"])
     if not old.is_dir() or not ((old / "config.yaml").is_file() or (old / "checkpoints").is_dir()):
         raise ConfigError("resume", f"no run in '{old}'", "a run folder with checkpoints/", "Give runs/<recipe>/<timestamp>.")
-    if not config["trainer"]["max_epochs"]:
-        return None
     if not (old / "checkpoints" / "last.ckpt").is_file():
         log.info("%s was stopped before quantization-aware training began", old)
         return None

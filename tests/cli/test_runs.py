@@ -92,7 +92,7 @@ def test_sweep_runs_every_combination_in_order(here, jobs):
 
 
 def test_sweep_over_groups_ranges_and_globs(here, jobs):
-    assert main(["recipe=glob(imagenette_*)", "fold=naive", "seed=range(2)", "-m"]) == 0
+    assert main(["recipe=glob(imagenette_*_per_*)", "fold=naive", "seed=range(2)", "-m"]) == 0
     assert [(c["recipe"][-7:], c["fold"]["name"], c["seed"]) for c, _ in jobs.seen] == [
         ("channel", "naive", 0),
         ("channel", "naive", 1),
