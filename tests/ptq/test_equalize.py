@@ -367,6 +367,47 @@ def test_relu6_is_replaced_between_layers_only_and_the_deviation_measured() -> N
     assert note.startswith(f"ReLU6 replaced by ReLU at 4 places: outputs move by at most {moved:.3g}, ")
 
 
+def test_within_relu6_channels_that_reach_it_keep_their_scale_and_the_others_stay_below() -> None:
+    network, x = separable(nn.ReLU6).double(), pictures().double()
+    norms = [network[place] for place in (1, 4, 7, 10)]
+    with torch.no_grad():
+        for bn in norms:
+            bn.weight.copy_(torch.logspace(-1.5, 0.3, len(bn.weight)))
+            bn.bias.copy_(torch.linspace(-1, 5.5, len(bn.bias)))
+            bn.momentum = 1.0
+        network.train()(x), network.eval()
+    reaches = [bn.bias + 4 * bn.weight * (bn.running_var / (bn.running_var + bn.eps)).sqrt() >= 6 for bn in norms]
+    assert all(0 < int(r.sum()) < len(r) for r in reaches)
+    equalized = qat.ptq.equalize(network, (x,), within_relu6=True)
+    for bn, reach, name in zip(norms, reaches, ("1", "4", "7", "10")):
+        after = equalized.get_submodule(name)
+        assert torch.equal(after.weight[reach], bn.weight[reach]) and torch.equal(after.bias[reach], bn.bias[reach])
+        assert bool((after.weight[~reach] != bn.weight[~reach]).any())
+        assert bool((after.bias + 4 * after.weight <= 6 + 1e-3)[~reach].all())
+    assert sum(isinstance(m, nn.ReLU6) for m in equalized.modules()) == 4
+    assert [name for name, _ in equalized.step_reports[-1].done] == ["0 -> 3", "3 -> 6", "6 -> 9", "9 -> 14"]
+    with torch.no_grad():
+        assert float(network[:3](x).max()) == 6.0, "the clip plays a part"
+        assert torch.allclose(equalized(x), network(x), rtol=1e-9, atol=1e-9)
+
+
+def test_within_relu6_ranges_of_channels_that_have_room_meet() -> None:
+    network, x = separable(nn.ReLU6).double(), pictures().double()
+    with torch.no_grad():
+        for place in (1, 4, 7, 10):  # far below 6 at any scale that ranges could ask for
+            network[place].weight.mul_(1e-6), network[place].bias.mul_(1e-6)
+    bounded = qat.ptq.equalize(network, (x,), within_relu6=True, tolerance=1e-9, sweeps=2000)
+    free = qat.ptq.equalize(network, (x,), replace_relu6=True, tolerance=1e-9, sweeps=2000)
+    for name, value in bounded.state_dict().items():
+        assert torch.allclose(value, free.state_dict()[name], rtol=1e-5), name
+
+
+def test_within_relu6_needs_a_norm_that_tells() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU6(), nn.Conv2d(4, 2, 1))
+    report = qat.ptq.equalize(network, (pictures(),), within_relu6=True).step_reports[-1]
+    assert report.done == [] and ("0 -> 2", "no BatchNorm told what of '0' is below 6") in report.left
+
+
 def test_bad_input_is_one_line() -> None:
     network, x = separable(nn.ReLU6), pictures()
     prepared = qat.prepare(network, (x,))
@@ -375,6 +416,8 @@ def test_bad_input_is_one_line() -> None:
             step(prepared, (x,))
         with pytest.raises(qat.QATError, match="Sequential without example_inputs"):
             step(network)
+    with pytest.raises(qat.QATError, match="found replace_relu6 and within_relu6; expected one of the two"):
+        qat.ptq.equalize(network, (x,), replace_relu6=True, within_relu6=True)
     with pytest.raises(qat.QATError, match="replace_relu6 without example_inputs"):
         qat.ptq.equalize(qat.fold(network, (x,)), replace_relu6=True)
 
