@@ -48,7 +48,15 @@ CONFIG = {
         "drift_bound": 0.5,
         "options": {},
     },
-    "ptq": {"equalize": False, "replace_relu6": False, "absorb_bias": False, "adaround": 0, "correct_bias": None, "pictures": 1024},
+    "ptq": {
+        "equalize": False,
+        "within_relu6": False,
+        "replace_relu6": False,
+        "absorb_bias": False,
+        "adaround": 0,
+        "correct_bias": None,
+        "pictures": 1024,
+    },
     "float_training": {"max_epochs": 2, "optim": OPTIM},
     "optim": OPTIM,
     "trainer": {

@@ -97,6 +97,8 @@ def test_interpolations_are_resolved():
         ({"ptq__correct_bias": "emprical"}, "ptq.correct_bias", "'empirical'"),
         ({"ptq__adaround": -1}, "ptq.adaround", "0 or more"),
         ({"ptq__pictures": 0}, "ptq.pictures", "1 or more"),
+        ({"ptq__within_relu6": True}, "ptq.within_relu6", "ptq.equalize=true"),
+        ({"ptq__equalize": True, "ptq__within_relu6": True, "ptq__replace_relu6": True}, "ptq.within_relu6", "one of the two"),
         ({"ptq__replace_relu6": True}, "ptq.replace_relu6", "ptq.equalize=true"),
         ({"ptq__adaround": 100}, "ptq.adaround", "trainer.max_epochs=0"),
         ({"ptq__correct_bias": "analytic"}, "ptq.correct_bias", "trainer.max_epochs=0"),

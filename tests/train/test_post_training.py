@@ -90,8 +90,9 @@ def by_hand(config):
     pictures = [*data.calibration_batches(2), data.calibration_batches(3)[2][:8]]
     equalized = qat.ptq.equalize(model, (x,))
     absorbed = qat.ptq.absorb_bias(equalized, (x,))
-    rounded = qat.ptq.adaround(prepared(absorbed), pictures, iterations=20, seed=0, progress=False)
-    corrected = qat.ptq.correct_bias(rounded, pictures, method="empirical", progress=False)
+    unrounded = prepared(absorbed)
+    rounded = qat.ptq.adaround(unrounded, pictures, iterations=20, seed=0, progress=False)
+    corrected = qat.ptq.correct_bias(rounded, pictures, method="empirical", reference=unrounded, progress=False)
     found = {"float": right(model), "ptq": right(prepared(model)), "equalize": right(prepared(equalized))}
     return {**found, "absorb_bias": right(prepared(absorbed)), "adaround": right(rounded), "correct_bias": right(corrected)}
 
@@ -188,14 +189,15 @@ def test_a_checkpoint_gives_the_same_bits_back(steps, tmp_path, fold):
     bits_come_back(steps, *last_module(steps), tmp_path)
 
 
+@pytest.mark.parametrize("relu6", ["replace_relu6", "within_relu6"])
 @pytest.mark.parametrize("fold", STRATEGIES)
-def test_a_changed_structure_is_built_again(config, tmp_path, fold):
-    """ReLU6 replaced, scale and shift given to a BatchNorm without, a bias given to a head without."""
+def test_a_changed_structure_is_built_again(config, tmp_path, fold, relu6):
+    """ReLU6 replaced or not, scale and shift given to a BatchNorm without, a bias given to a head without."""
     config["model"]["name"], config["fold"]["name"] = "tiny_networks:clipped", fold
-    config["ptq"] |= {"equalize": True, "replace_relu6": True, "absorb_bias": True, "correct_bias": "empirical", "pictures": 32}
+    config["ptq"] |= {"equalize": True, relu6: True, "absorb_bias": True, "correct_bias": "empirical", "pictures": 32}
     data, module = last_module(config, clipped)
     again = bits_come_back(config, data, module, tmp_path)
-    assert not any(isinstance(m, nn.ReLU6) for m in again.modules()) and any(isinstance(m, nn.ReLU6) for m in clipped(4, 1).modules())
+    assert sum(isinstance(m, nn.ReLU6) for m in again.modules()) == (0 if relu6 == "replace_relu6" else 2)
     head = list(folded_layers(again).values())[-1]
     assert head.bias_fold is not None and bool((head.bias_fold != 0).any())
 
