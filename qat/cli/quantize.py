@@ -15,8 +15,8 @@ from rich.table import Table
 from torch import Tensor
 
 import qat
+from qat.bars import waiting
 from qat.choose import check_name
-from qat.cli.bars import waiting
 from qat.cli.command import OK, add_trust, guarded, positive, print_wide
 from qat.cli.quantize_data import Folder, decoded, read_folder
 from qat.cli.quantize_model import FloatModel, checked, float_model

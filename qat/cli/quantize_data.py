@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qat.cli.bars import bar
+from qat.bars import bar
 from qat.errors import ConfigError
 from qat.train.data.folders import SUFFIXES, FilePictures, class_folders, read_split
 from qat.train.data.pictures import Batches

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import qat.ptq
-from qat.cli.bars import bar, waiting
+from qat.bars import bar, waiting
 from qat.errors import QATError
 from qat.graph.prepared import QuantGraph
+from qat.ptq.links import is_relu6
 
 STEPS = ("equalize", "absorb_bias", "mse_ranges", "adaround", "correct_bias")
 FEW_BITS = 4
@@ -87,7 +88,8 @@ class Judge:
     def score(self, logits: Tensor) -> Score:
         noise = float((logits.double() - self.expected.double()).square().sum())
         signal = float(self.expected.double().square().sum())
-        decibels = math.inf if noise == 0 else 10 * math.log10(max(signal, 1e-300) / noise)
+        ratio = math.inf if noise == 0 else max(signal, 1e-300) / noise
+        decibels = 10 * math.log10(ratio) if ratio > 0 else -math.inf  # of Inf or NaN among the logits as well
         return Score(float((logits.argmax(1) == self.labels).double().mean()), decibels)
 
 
@@ -182,7 +184,9 @@ class Pipeline:
 
     def _ways_to_equalize(self) -> dict[str, Callable[[], State]]:
         """ReLU6 is replaced only where the network gains nothing with it."""
-        if not any(isinstance(module, nn.ReLU6) for module in self.state.network.modules()):
+        graph = self.state.prepared  # where functions and what a BatchNorm has built in are calls of their own
+        modules = dict(graph.named_modules(remove_duplicate=False))
+        if not any(is_relu6(node, modules) for node in graph.graph.nodes):
             return {"": self._equalized}
         return {
             "; within ReLU6": lambda: self._equalized(within_relu6=True),
@@ -210,6 +214,6 @@ class Pipeline:
 
     def _corrected(self) -> State:
         if self.pictures < PICTURES_TO_CORRECT:
-            return replace(self.state, prepared=qat.ptq.correct_bias(self.state.prepared))
+            return replace(self.state, prepared=qat.ptq.correct_bias(self.state.prepared, reference=self.state.unrounded))
         corrected = qat.ptq.correct_bias(self.state.prepared, self.calibration, reference=self.state.unrounded)
         return replace(self.state, prepared=corrected)

@@ -370,7 +370,7 @@ class FoldedConvBN(nn.Module):
     def _give_bias(self) -> None:
         """Make the parameter that `add_to_bias` moves where there is none."""
         if self.bn.bias is None:
-            self.bn.bias = nn.Parameter(torch.zeros_like(self.bn.running_mean))
+            self.bn.bias = nn.Parameter(torch.zeros_like(self.bn.running_mean), self.conv.weight.requires_grad)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         if f"{prefix}{self.bias_key}" in state_dict:

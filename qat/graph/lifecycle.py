@@ -127,10 +127,15 @@ def reestimate_bn(prepared: QuantGraph, batches: Iterable[Any]) -> None:
     the part between them. Each layer uses its strategy's own definition of batch statistics, and gives on what it will give with
     them, also when it is frozen. Source: [OSC] arXiv 2203.11086.
 
+    What `qat.ptq.correct_bias` gave the biases stays, though statistics of the quantized network take the same shift out once more;
+    `qat.ptq.reestimate_bn` takes it out first.
+
     Raises:
-        QATError: no batches.
+        QATError: no batches; batches that give NaN or Inf, which leave the statistics as they were.
     """
-    layers = [m for m in prepared.modules() if isinstance(m, (FoldedConvBN, LeftBatchNorm))]
+    named = [(name, m) for name, m in prepared.named_modules() if isinstance(m, (FoldedConvBN, LeftBatchNorm))]
+    layers: list[Any] = [layer for _, layer in named]
+    before = [{key: value.clone() for key, value in layer.bn.named_buffers()} if layer.bn is not None else {} for layer in layers]
     with modes_restored(prepared), torch.no_grad():
         prepared.eval()
         for layer in layers:
@@ -148,6 +153,12 @@ def reestimate_bn(prepared: QuantGraph, batches: Iterable[Any]) -> None:
                 layer.finish_pooling()
     if not count:
         raise QATError("reestimate_bn", "no batches", "at least one batch of inputs", "Pass an iterable of tensors or tuples.")
+    bad = [name for name, layer in named if layer.bn is not None and not all(bool(torch.isfinite(x).all()) for x in layer.bn.buffers())]
+    if bad:
+        for layer, kept in zip(layers, before):
+            for key, value in kept.items():
+                layer.bn.get_buffer(key).copy_(value)
+        raise QATError(bad[0], "statistics with NaN or Inf on these batches", "finite ones", "Leave such batches out.")
 
 
 def refold(prepared: QuantGraph, fold: str) -> QuantGraph:

@@ -56,8 +56,17 @@ class QuantGraph(fx.GraphModule):
         if of_float.intersection(state_dict) and not own.intersection(state_dict):
             todo = "Use qat.load_float."
             raise QATError("load_state_dict", "a float network's state", "that of a prepared network", todo)
-        self.normal_outputs.clear()  # they were of the weights before
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        self.normal_outputs.clear()  # they were of the weights before; also where a module around this one is loaded
+        super()._load_from_state_dict(*arguments)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Another device or type, also for what `meta` holds."""
+        super()._apply(fn, recurse)
+        self.normal_outputs.update({name: (fn(mean), fn(deviation)) for name, (mean, deviation) in self.normal_outputs.items()})
+        return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         memo.update({key: value for key, value in computed_tensors(self).items() if key not in memo})

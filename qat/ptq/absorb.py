@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qat.graph.prepared import QuantGraph
+from qat.graph.prepared import QuantGraph, copy_of
 from qat.graph.report import StepReport
-from qat.ptq.float_graph import deviation, float_graph
+from qat.ptq.float_graph import deviation, float_graph, keeps_whole
 from qat.ptq.layer import layers_of
 from qat.ptq.links import links_of, spread
 
@@ -50,8 +50,8 @@ def absorb_bias(
         QATError, CaptureError: as `equalize`.
     """
     graph = float_graph("absorb_bias", model, example_inputs, overrides, concrete_args)
-    before = float_graph("absorb_bias", graph, None)
-    layers, others = layers_of(graph)
+    before = graph if example_inputs is None else copy_of(graph)
+    layers, others = layers_of(graph, keeps_whole(overrides))
     links, left = links_of(graph, layers)
     report = StepReport("absorb_bias", left=others + left)
     for link in links:
@@ -64,11 +64,13 @@ def absorb_bias(
             report.left.append((link.name, f"no BatchNorm told the distribution of '{link.first.name}'"))
         else:
             c = absorbed(*normal)
+            if not bool(c.any()):
+                report.left.append((link.name, "no channel lies always above 0"))
+                continue
             link.first.shift_outputs(-c)
             link.second.follow_inputs(spread(-c, link.repeat))
             report.done.append((link.name, f"{int((c > 0).sum())} of {c.numel()} channels, up to {float(c.max()):.3g}"))
     if example_inputs is not None:
-        moved, largest = deviation(before, graph, example_inputs)
-        report.notes.append(f"outputs move by at most {moved:.3g}, {moved / (largest or 1):.2%} of the largest")
+        report.notes.append(deviation(before, graph, example_inputs))
     graph.step_reports.append(report)
     return graph

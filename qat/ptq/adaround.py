@@ -10,14 +10,13 @@ fused with the layer; b^ is the bias as inference rounds it. The norm is summed 
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from qat.bars import progress_bar
 from qat.errors import QATError
 from qat.fold.arithmetic import per_row
 from qat.graph.kinds import is_activation_node, module_of
@@ -25,8 +24,8 @@ from qat.graph.lifecycle import check_calibrated, folded_layers, modes_restored
 from qat.graph.prepared import QuantGraph, copy_of
 from qat.graph.report import StepReport
 from qat.graph.stream import Stop, Stream, float_copy
+from qat.ptq.chosen import chosen
 from qat.ptq.product import NoProductError
-from qat.ptq.progress import progress_bar
 from qat.ptq.reconstruction import Activation, Settings, draw
 from qat.ptq.rounding import both_roundings, check_grid, hard_codes, start
 
@@ -79,7 +78,8 @@ def adaround(
             layer; settings out of range.
     """
     settings = Settings(iterations, batch_size, lr, regularisation, warm_up, beta)
-    _check(prepared, layers)
+    check_calibrated(prepared)
+    asked = chosen("adaround", folded_layers(prepared), layers)
     generator = torch.Generator().manual_seed(seed)
     rounded = copy_of(prepared)
     for layer in folded_layers(rounded).values():
@@ -90,7 +90,7 @@ def adaround(
         stream = Stream([rounded.eval(), float_copy(rounded)], batches)
         for number, stop in enumerate(stop for stop in stream if not stop.call):
             bar.update(task, description=f"adaround {stop.name}", completed=iterations * number)
-            why_not = _why_not(stop, layers)
+            why_not = _why_not(stop, asked)
             if why_not is None:
                 try:
                     done = _round(rounded, stop, stream, settings, generator, lambda: bar.advance(task))
@@ -103,22 +103,10 @@ def adaround(
     return rounded
 
 
-def _check(prepared: QuantGraph, layers: Sequence[str] | None) -> None:
-    check_calibrated(prepared)
-    names = list(folded_layers(prepared))
-    if isinstance(layers, str):
-        raise QATError("adaround.layers", repr(layers), "a sequence of patterns", f"Write layers=[{layers!r}].")
-    for pattern in layers or ():
-        if not any(fnmatchcase(name, pattern) for name in names):
-            close = difflib.get_close_matches(pattern, names, n=3)
-            hint = f"Did you mean {', '.join(close)}?" if close else f"The layers are {', '.join(names[:8])}."
-            raise QATError("adaround.layers", repr(pattern), "a pattern that matches a quantized layer", hint)
-
-
-def _why_not(stop: Stop, layers: Sequence[str] | None) -> str | None:
+def _why_not(stop: Stop, asked: Container[str]) -> str | None:
     """Why a layer stays as it is."""
     quantizer: Any = stop.layers[0].weight_quantizer
-    if layers is not None and not any(fnmatchcase(stop.name, pattern) for pattern in layers):
+    if stop.name not in asked:
         return "not asked for"
     if quantizer is None:
         return "no weight quantizer"
@@ -138,9 +126,9 @@ def _round(network: QuantGraph, stop: Stop, stream: Stream, settings: Settings, 
         todo = "Leave such batches out, or look at the layers before it."
         raise QATError(stop.name, "NaN or Inf in its input or weights", "finite numbers", todo)
     lower, up = both_roundings(weight, scale, quantizer.spec)
-    chosen = hard_codes(lower, up, problem.solve(start(weight, scale), lower, up, settings, generator, tick))
-    before, after = float(problem.error(nearest)), float(problem.error(chosen))
-    codes = chosen if after < before else nearest
+    best = hard_codes(lower, up, problem.solve(start(weight, scale), lower, up, settings, generator, tick))
+    before, after = float(problem.error(nearest)), float(problem.error(best))
+    codes = best if after < before else nearest
     check_grid(stop.name, codes, weight, scale, quantizer.spec)
     layer.freeze_ranges()
     layer.write_weight(codes * (per_row(scale, codes) if scale.dim() else scale))
@@ -148,7 +136,7 @@ def _round(network: QuantGraph, stop: Stop, stream: Stream, settings: Settings, 
         todo = "Its gamma / sigma is too near 0: leave it out of `layers`, or prepare with fold='static'."
         raise QATError(stop.name, "weights that do not give the codes they were written for", "the codes chosen", todo)
     power = float(problem.power()) or 1.0
-    other = float((chosen != nearest).float().mean())
+    other = float((best != nearest).float().mean())
     if codes is nearest:
         return (
             f"nearest rounding kept: error {before / power:.3g} of the output's power ({after / power:.3g} with {other:.1%} the other way)"

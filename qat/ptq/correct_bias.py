@@ -8,17 +8,16 @@ analytic: E[x] follows from the BatchNorm in front (known_means.py), the kernel 
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from qat.bars import progress_bar
 from qat.choose import check_name
 from qat.errors import QATError
 from qat.fold import FoldedConvBN
@@ -27,8 +26,8 @@ from qat.graph.lifecycle import activation_quantizers, folded_layers, modes_rest
 from qat.graph.prepared import QuantGraph, copy_of, each_batch, inputs_of
 from qat.graph.report import StepReport
 from qat.graph.stream import Stream, float_copy
+from qat.ptq.chosen import chosen as chosen_by
 from qat.ptq.known_means import Known, known_means
-from qat.ptq.progress import progress_bar
 
 METHODS = ("empirical", "analytic")
 
@@ -61,13 +60,13 @@ def correct_bias(
         method: empirical | analytic; by default the first with batches, the second without.
         layers: patterns (fnmatch) of the names of layers to correct; all when absent.
         reference: prepared network of the same graph whose float function is the one to come near: that from before `adaround`, which
-            leaves no float weights. Empirical method only; `prepared` itself when absent.
+            leaves no float weights. `prepared` itself when absent.
         progress: show a bar on a terminal.
 
     Raises:
         ConfigError: unknown method.
         QATError: a float network; no range yet; no batches, or outputs with NaN or Inf; batches for the analytic method; a pattern that
-            matches no layer; a reference of another graph, or for the analytic method.
+            matches no layer; a reference of another graph.
     """
     method = check_name("correct_bias", method or ("analytic" if batches is None else "empirical"), METHODS)
     if not isinstance(prepared, QuantGraph) or not folded_layers(prepared):
@@ -79,9 +78,9 @@ def correct_bias(
         todo = "Pass batches to measure on, or leave them out and correct from the BatchNorms."
         raise QATError("correct_bias", found, "batches for the empirical method alone", todo)
     if reference is not None:
-        _check_reference(prepared, reference, method)
+        _check_reference(prepared, reference)
     corrected, report = copy_of(prepared), StepReport(f"correct_bias ({method})")
-    chosen = _chosen(folded_layers(corrected), layers)
+    chosen = chosen_by("correct_bias", folded_layers(corrected), layers)
     report.left += [(name, "not asked for") for name in folded_layers(corrected) if name not in chosen]
     calls = Counter(str(node.target) for node in corrected.graph.nodes if node.op == "call_module")
     created = {name for name, layer in chosen.items() if attrgetter(layer.bias_key)(layer) is None}
@@ -94,7 +93,7 @@ def correct_bias(
         task = bar.add_task("correct_bias", total=len(chosen))
         corrected.eval()
         if batches is None:
-            steps = _analytic(corrected, chosen, report)
+            steps = _analytic(corrected, chosen, report, folded_layers(reference or prepared))
         else:
             steps = _empirical(corrected, chosen, batches, float_copy(reference or prepared))
         for name, change, std in steps:
@@ -113,7 +112,7 @@ Step = tuple[str, Tensor, Tensor | None]  # a layer, the change of its bias (C_o
 
 def _empirical(network: QuantGraph, chosen: dict[str, FoldedConvBN], batches: Iterable[Any], exact: QuantGraph) -> Iterator[Step]:
     for name, quantizer in activation_quantizers(network).items():
-        if quantizer.enabled and not quantizer.initialized:
+        if quantizer.enabled and quantizer.running and not quantizer.initialized:  # those of constants read them when called
             raise QATError(name, "no range yet", "a calibrated network", "Call qat.calibrate(prepared, batches) first.")
     wanted = {name: _Moments(layer) for name, layer in chosen.items()}
     stream = Stream([network], _measured_in_float(exact, wanted, batches))
@@ -126,6 +125,8 @@ def _empirical(network: QuantGraph, chosen: dict[str, FoldedConvBN], batches: It
         for x in stream.inputs():
             y, rounded = layer.integer_layer(x)
             found.add(y)
+        if not found.count:
+            raise QATError(stop.name, "only batches without pictures", "at least one picture", "Leave such batches out.")
         # The mean has the bias rounded to the grid of int32 in it; the correction starts from the bias itself.
         change = wanted[stop.name].mean - found.mean + (rounded - bias).double()
         if not bool(torch.isfinite(change).all()):
@@ -144,12 +145,12 @@ def _measured_in_float(exact: QuantGraph, wanted: dict[str, _Moments], batches: 
         yield batch
 
 
-def _check_reference(prepared: QuantGraph, reference: QuantGraph, method: str) -> None:
-    if method == "analytic":
-        todo = "Pass batches: it compares weights, not outputs."
-        raise QATError("correct_bias.reference", "one for method='analytic'", "the empirical method", todo)
-    ours, theirs = ([(node.op, node.name) for node in network.graph.nodes] for network in (prepared, reference))
-    if ours != theirs:
+def _check_reference(prepared: QuantGraph, reference: QuantGraph) -> None:
+    def shapes(network: QuantGraph) -> Any:
+        layers = {name: layer.weight_to_quantize().shape for name, layer in folded_layers(network).items()}
+        return [(node.op, node.name) for node in network.graph.nodes], layers
+
+    if not isinstance(reference, QuantGraph) or shapes(prepared) != shapes(reference):
         found, expected = "a network of another graph", "the prepared network from before"
         raise QATError("correct_bias.reference", found, expected, "Keep the network that adaround was given.")
 
@@ -159,32 +160,32 @@ class _Moments:
 
     def __init__(self, layer: FoldedConvBN):
         self._rank = layer.weight_to_quantize().dim()
-        self._count = 0
+        self.count = 0
         self._sums: list[Tensor] = []
 
     def add(self, y: Tensor) -> None:
         channels = y.dim() + 1 - self._rank  # of a linear layer the last axis
         others = [d for d in range(y.dim()) if d != channels]
-        self._count += y.numel() // y.shape[channels]
+        self.count += y.numel() // y.shape[channels]
         norms = torch.linalg.vector_norm(y, dim=others, dtype=torch.float64)
         self._sums.append(torch.stack((y.sum(others, dtype=torch.float64), norms.square())))
 
     @property
     def mean(self) -> Tensor:
-        return torch.stack(self._sums).sum(0)[0] / self._count
+        return torch.stack(self._sums).sum(0)[0] / self.count
 
     @property
     def std(self) -> Tensor:
-        return (torch.stack(self._sums).sum(0)[1] / self._count - self.mean.square()).clamp(min=0).sqrt()
+        return (torch.stack(self._sums).sum(0)[1] / self.count - self.mean.square()).clamp(min=0).sqrt()
 
 
-def _analytic(network: QuantGraph, chosen: dict[str, FoldedConvBN], report: StepReport) -> Iterator[Step]:
+def _analytic(network: QuantGraph, chosen: dict[str, FoldedConvBN], report: StepReport, exact: dict[str, FoldedConvBN]) -> Iterator[Step]:
     known = known_means(network)
     for node in network.graph.nodes:
         name = str(node.target)
         if node.op != "call_module" or name not in chosen:
             continue
-        change = _expected_shift(chosen[name], node, known)
+        change = _expected_shift(chosen[name], exact[name], node, known)
         if isinstance(change, str):
             report.left.append((name, change))
             continue
@@ -192,8 +193,8 @@ def _analytic(network: QuantGraph, chosen: dict[str, FoldedConvBN], report: Step
         yield name, -change, output.std if isinstance(output, Known) else None
 
 
-def _expected_shift(layer: FoldedConvBN, node: fx.Node, known: dict[fx.Node, Known | str]) -> Tensor | str:
-    """dW E[x], (C_out), or why E[x] is not known."""
+def _expected_shift(layer: FoldedConvBN, exact: FoldedConvBN, node: fx.Node, known: dict[fx.Node, Known | str]) -> Tensor | str:
+    """dW E[x], (C_out), with dW the layer's quantized weights less the float ones of `exact`; or why E[x] is not known."""
     source: Any = node.args[0]
     x, weight = known[source], layer.weight_to_quantize()
     if isinstance(x, str):
@@ -202,7 +203,7 @@ def _expected_shift(layer: FoldedConvBN, node: fx.Node, known: dict[fx.Node, Kno
     rank = len(getattr(source.meta.get("tensor_meta"), "shape", ()))
     if rank != max(weight.dim(), 2) or x.mean.numel() != weight.shape[1] * groups:
         return "its channels are not those of a BatchNorm"
-    moved = out_first(layer.quantized()[0].double() - layer.folded()[0].double(), layer.conv)
+    moved = out_first(layer.quantized()[0].double() - exact.folded()[0].double(), layer.conv)
     taps = moved.flatten(2).sum(2) if moved.dim() > 2 else moved
     if getattr(layer.conv, "transposed", False):
         taps = taps / math.prod(layer.conv.stride)  # each position of the output sees one in so many of the taps
@@ -223,15 +224,3 @@ def _moved(change: Tensor, std: Tensor | None) -> str:
     if std is None or not bool(std.any()):
         return f"bias moved by up to {most:.3g}"
     return f"bias moved by up to {most / float(std.square().mean().sqrt()):.3g} standard deviations of the output"
-
-
-def _chosen(layers: dict[str, FoldedConvBN], patterns: Sequence[str] | None) -> dict[str, FoldedConvBN]:
-    if patterns is None:
-        return layers
-    patterns = [patterns] if isinstance(patterns, str) else patterns
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in layers):
-            close = difflib.get_close_matches(pattern, layers, n=3)
-            hint = f"Did you mean {', '.join(close)}?" if close else f"The layers are {', '.join(list(layers)[:8])}."
-            raise QATError("correct_bias.layers", repr(pattern), "a pattern that matches a quantized layer", hint)
-    return {name: layer for name, layer in layers.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from qat.errors import QATError
-from qat.graph.prepared import QuantGraph
+from qat.graph.prepared import QuantGraph, copy_of
 from qat.graph.report import StepReport
 from qat.ptq.dead import clear_dead
-from qat.ptq.float_graph import deviation, float_graph
+from qat.ptq.float_graph import deviation, float_graph, keeps_whole
 from qat.ptq.layer import layers_of
 from qat.ptq.links import Link, links_of, spread
 from qat.ptq.relu6 import replace_clips
@@ -37,7 +37,7 @@ _LIMIT, _DEVIATIONS = 6.0, 4.0
 def pair_scales(r1: Tensor, r2: Tensor) -> Tensor:
     """s (C) [WP21 eq. 22]; 1 for dead channels."""
     alive = _alive(r1) & _alive(r2)
-    return torch.where(alive, (r1 / torch.where(alive, r2, 1)).sqrt(), 1)
+    return torch.where(alive, r1.sqrt() / torch.where(alive, r2, 1).sqrt(), 1)  # r1 / r2 might overflow
 
 
 def triple_scales(r1: Tensor, r2: Tensor, r3: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,6 +61,8 @@ def equalize(
 ) -> QuantGraph:
     """A copy of a float network whose filters have like ranges; in evaluation it computes what `model` does.
 
+    Weights that read only channels that are 0 for all inputs of magnitude up to 1000 are set to 0 first (`dead.py`).
+
     Only layers that nothing but the next layer reads are equalised, through ReLU, LeakyReLU, PReLU, pools and the like (`links.py`). The
     sweep over all pairs and triples is repeated until no factor differs from 1 by more than `tolerance`.
 
@@ -82,8 +84,11 @@ def equalize(
     """
     if replace_relu6 and within_relu6:
         raise QATError("equalize", "replace_relu6 and within_relu6", "one of the two", "Leave replace_relu6 out.")
+    if not isinstance(sweeps, int) or sweeps < 1 or not isinstance(tolerance, (int, float)):
+        found = f"sweeps={sweeps!r}, tolerance={tolerance!r}"
+        raise QATError("equalize", found, "a whole number from 1 on and a number", "Leave them out.")
     graph = float_graph("equalize", model, example_inputs, overrides, concrete_args)
-    layers, others = layers_of(graph)
+    layers, others = layers_of(graph, keeps_whole(overrides))
     links, left = links_of(graph, layers)
     report = StepReport("equalize", left=others + left)
     clipped = [link for link in links if link.clips]
@@ -92,24 +97,29 @@ def equalize(
             found = "replace_relu6 without example_inputs"
             raise QATError("equalize", found, "inputs to measure on what it changes", "Pass example_inputs=(x,).")
         clips = [node for link in clipped for node in link.clips]
-        before = float_graph("equalize", graph, None)
+        before = copy_of(graph)
         replace_clips(graph, clips)
-        moved, largest = deviation(before, graph, example_inputs)
-        shares = f"outputs move by at most {moved:.3g}, {moved / (largest or 1):.2%} of the largest"
-        report.notes.append(f"ReLU6 replaced by ReLU at {len(clips)} places: {shares}")
+        report.notes.append(f"ReLU6 replaced by ReLU at {len(clips)} places: {deviation(before, graph, example_inputs)}")
         clipped = []
-    free = {link: below(link) for link in clipped if within_relu6 and link.first.normal is not None}
+    free = {link: below(link) for link in clipped if within_relu6 and link.bounded and link.first.normal is not None}
     for link in clipped:
         if link not in free:
             links.remove(link)
-            report.left.append((link.name, _WHY_NOT if not within_relu6 else f"no BatchNorm told what of '{link.first.name}' is below 6"))
+            unknown = f"no BatchNorm told what of '{link.first.name}' is below 6" if link.bounded else "values may grow in front of a ReLU6"
+            report.left.append((link.name, unknown if within_relu6 else _WHY_NOT))
+    unscaled = copy_of(graph) if free and example_inputs is not None else None
     report.done += clear_dead(links)
     totals = {link: torch.ones_like(link.first.output_ranges()) for link in links}
     spans = {link: _span(link) for link in links}
     groups = _groups(links, free)
     for _ in range(sweeps):
-        if not max((_equalize(group, totals, free) for group in groups), default=0.0) > tolerance:
+        change = max((_equalize(group, totals, free) for group in groups), default=0.0)
+        if change <= tolerance:
             break
+    else:
+        report.notes.append(f"stopped after {sweeps} sweeps, where factors still change by up to {math.expm1(change):.2%}")
+    if unscaled is not None and example_inputs is not None:
+        report.notes.append(f"ReLU6 left at {sum(len(link.clips) for link in free)} places: {deviation(unscaled, graph, example_inputs)}")
     for link in links:
         s = totals[link]
         done = f"{int((s != 1).sum())} of {s.numel()} channels, factors {float(s.min()):.3g} to {float(s.max()):.3g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,23 +34,33 @@ def float_graph(
     """
     if any(isinstance(m, (FoldedConvBN, FakeQuantizer)) for m in model.modules()):
         raise QATError(step, "a prepared network", "a float network", f"Call qat.ptq.{step} before qat.prepare.")
+    if isinstance(model, QuantGraph) and model.meta.get("converted"):
+        raise QATError(step, "a converted network", "a float network", f"Call qat.ptq.{step} before qat.prepare.")
+    config = QATConfig(overrides={} if overrides is None else overrides)
     if isinstance(model, QuantGraph):
+        check_overrides(model, model, config)
         return copy_of(model)
     if example_inputs is None:
         todo = "Pass example_inputs=(x,), or a network from qat.fold."
         raise QATError(step, f"{type(model).__name__} without example_inputs", "a batch to capture it with", todo)
-    config = QATConfig(overrides={} if overrides is None else overrides)
     graph, notes = capture(model, example_inputs, config.keeps_whole, concrete_args)
     check_overrides(model, graph, config)
     return QuantGraph.finished(graph, FoldReport(notes=notes), model)
 
 
-def deviation(before: fx.GraphModule, after: fx.GraphModule, inputs: tuple) -> tuple[float, float]:
-    """Largest difference of the outputs of two networks in evaluation, and the largest output of the first."""
+def keeps_whole(overrides: dict[str, dict[str, Any]] | None) -> Callable[[str], bool]:
+    """What `overrides` say of a module by its qualified name."""
+    return QATConfig(overrides={} if overrides is None else overrides).keeps_whole
+
+
+def deviation(before: fx.GraphModule, after: fx.GraphModule, inputs: tuple) -> str:
+    """How far at most the outputs of two networks in evaluation lie apart, in words."""
     with torch.no_grad():
         pairs = [(a, b) for a, b in zip(*(_tensors(copy_of(network).eval()(*inputs)) for network in (before, after)), strict=True)]
-    return max(float((a - b).abs().max()) for a, b in pairs), max(float(a.abs().max()) for a, _ in pairs)
+    moved = max((float((a - b).abs().max()) for a, b in pairs), default=0.0)
+    largest = max((float(a.abs().max()) for a, _ in pairs), default=0.0)
+    return f"outputs move by at most {moved:.3g}, {moved / (largest or 1):.2%} of the largest"
 
 
 def _tensors(outputs: Any) -> list[Tensor]:
-    return [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.numel()]
+    return [x.double() for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.numel()]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from qat.errors import QATError
 from qat.fold import check_foldable
 from qat.fold.arithmetic import native, out_first, per_row
 from qat.fold.normal_output import normal_output
@@ -120,22 +122,33 @@ class Layer:
     def _give_affine(self) -> None:
         for key, fill in (("weight", 1.0), ("bias", 0.0)):
             if getattr(self.bn, key) is None:
-                setattr(self.bn, key, nn.Parameter(torch.full_like(self.bn.running_mean, fill)))
+                setattr(self.bn, key, nn.Parameter(torch.full_like(self.bn.running_mean, fill), self.conv.weight.requires_grad))
+        if hasattr(self.bn, "affine"):
+            self.bn.affine = True  # conversions to other norms read it
 
 
-def layers_of(graph: QuantGraph) -> tuple[dict[fx.Node, Layer], list[tuple[str, str]]]:
-    """The layers that may be changed, by the graph node that calls them, in graph order; pairs (name, reason) of the others."""
+def layers_of(graph: QuantGraph, keeps_whole: Callable[[str], bool]) -> tuple[dict[fx.Node, Layer], list[tuple[str, str]]]:
+    """The layers that may be changed, by the graph node that calls them, in graph order; pairs (name, reason) of the others.
+
+    Args:
+        keeps_whole: tells by qualified name what an override leaves as it is.
+
+    Raises:
+        QATError: NaN or Inf in a layer.
+    """
     modules = dict(graph.named_modules(remove_duplicate=False))
     calls = Counter(id(module_of(node, modules)) for node in graph.graph.nodes)
     owned = owners(graph)
-    norms = {pair.layer: pair.norm for pair in match(graph, graph)[0]}
+    norms = {pair.layer: pair.norm for pair in match(graph, graph, keeps_whole)[0]}
     found: dict[fx.Node, Layer] = {}
     left: dict[str, str] = {}
     for node in graph.graph.nodes:
         conv, name = module_of(node, modules), str(node.target)
         if not isinstance(conv, WEIGHTED):
             continue
-        if calls[id(conv)] > 1:
+        if keeps_whole(name):
+            left[name] = "skipped, or kept whole, by an override"
+        elif calls[id(conv)] > 1:
             left[name] = f"called at {calls[id(conv)]} places"
         elif len(node.args) != 1 or node.kwargs:
             left[name] = "called with more than its input"
@@ -147,4 +160,7 @@ def layers_of(graph: QuantGraph) -> tuple[dict[fx.Node, Layer], list[tuple[str, 
             norm = norms.get(node)
             bn = None if norm is None else modules[str(norm.target)]
             found[node] = Layer(name, norm or node, conv, bn, graph.normal_outputs)
+            if not all(bool(torch.isfinite(part).all()) for part in found[node].folded()):
+                todo = "Look at the training that made them."
+                raise QATError(name, "NaN or Inf in its weights or statistics", "finite ones", todo)
     return found, list(left.items())

@@ -20,6 +20,7 @@ from qat.graph.kinds import argument, describe, is_averaging_node, keeps_scale, 
 from qat.ptq.layer import Layer
 
 _HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.PReLU)
+_BENT = (nn.LeakyReLU, nn.PReLU)  # a negative slope may turn what is far below 0 into what is far above
 _HOMOGENEOUS_FUNCTIONS: set[Any] = {F.relu, torch.relu, F.leaky_relu, F.prelu, torch.prelu, "relu", "leaky_relu", "prelu"}
 _RELUS: set[Any] = {F.relu, torch.relu, "relu"}
 _ALONE = ("Flatten Dropout Pool Upsample ZeroPad ReflectionPad ReplicationPad ConstantPad DropPath StochasticDepth DropBlock").split()
@@ -35,6 +36,7 @@ class Link:
         repeat: inputs of `second` that are made of each channel of `first`, one behind the other (flattened positions).
         clips: nodes on the way that are ReLU6; the node of the BatchNorm stands for one built into it.
         gives_zero: an activation on the way leaves no negative values.
+        bounded: in front of the clips no value gets larger than the layer gave it.
         no_shift: why a shift of the channels does not pass, or None.
     """
 
@@ -43,6 +45,7 @@ class Link:
     repeat: int = 1
     clips: list[fx.Node] = field(default_factory=list)
     gives_zero: bool = False
+    bounded: bool = True
     no_shift: str | None = None
 
     @property
@@ -65,23 +68,29 @@ def links_of(graph: fx.GraphModule, layers: dict[fx.Node, Layer]) -> tuple[list[
 
 
 def is_relu6(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """A clip to [0, 6]; one to another interval is no ReLU6, by whatever name."""
     module = module_of(node, modules)
-    if isinstance(module, nn.Hardtanh):  # ReLU6 is one
-        return module.min_val == 0
-    if node.target in (F.relu6, F.hardtanh):
-        return node.target is F.relu6 or argument(node, 1, "min_val", -1.0) == 0
-    return False
+    if module is not None:
+        return _is_relu6(module)
+    if node.target is F.hardtanh:
+        return (argument(node, 1, "min_val", -1.0), argument(node, 2, "max_val", 1.0)) == (0, 6)
+    return node.target is F.relu6
+
+
+def _is_relu6(module: nn.Module) -> bool:
+    return isinstance(module, nn.Hardtanh) and (module.min_val, module.max_val) == (0, 6)  # nn.ReLU6 is one
 
 
 def _follow(layer: Layer, layers: dict[fx.Node, Layer], modules: dict[str, nn.Module]) -> Link | str:
-    node, axis, repeat = layer.end, _rank(layer.end) - 1 if isinstance(layer.conv, nn.Linear) else 1, 1
+    node, axis, repeat = layer.end, _axis(layer, layer.end), 1
     clips: list[fx.Node] = []
-    gives_zero, no_shift = False, None
+    gives_zero, grows, bounded, no_shift = False, False, True, None
     inside = built_in_activation(layer.bn)
     for part in inside if isinstance(inside, nn.Sequential) else (inside,):
-        gives_zero = gives_zero or isinstance(part, nn.ReLU)
-        if isinstance(part, nn.Hardtanh) and part.min_val == 0:
+        gives_zero, grows = gives_zero or isinstance(part, nn.ReLU), grows or isinstance(part, _BENT)
+        if _is_relu6(part):
             clips.append(node)
+            bounded = bounded and not grows
         elif not isinstance(part, (*_HOMOGENEOUS, nn.Identity)) and not _is_named(part, _ALONE):
             return f"its BatchNorm's activation ({type(part).__name__}) is not positively homogeneous"
     while True:
@@ -95,19 +104,26 @@ def _follow(layer: Layer, layers: dict[fx.Node, Layer], modules: dict[str, nn.Mo
             return f"its output is not the first input of {describe(reader, modules)}"
         second = layers.get(reader)
         if second is not None:
-            if axis != (_rank(node) - 1 if isinstance(second.conv, nn.Linear) else 1):
+            if axis != _axis(second, node):
                 return f"its channels are not those that '{second.name}' reads"
-            return Link(layer, second, repeat, clips, gives_zero or bool(clips), no_shift or _no_shift_into(second))
+            return Link(layer, second, repeat, clips, gives_zero or bool(clips), bounded, no_shift or _no_shift_into(second))
         gives_zero = gives_zero or isinstance(module_of(reader, modules), nn.ReLU) or reader.target in _RELUS
         if is_relu6(reader, modules):
             clips.append(reader)
+            bounded = bounded and not grows
         elif not _is_homogeneous(reader, modules):
             moved = _moved(reader, node, axis, modules)
             if moved is None:
                 return f"its output is read by {describe(reader, modules)}"
             axis, repeat = moved[0], repeat * moved[1]
-            no_shift = no_shift or _pads(reader, modules)
+            no_shift = no_shift or _no_shift_through(reader, modules)
+        grows = grows or not (keeps_scale(reader, modules) or (gives_zero and _is_homogeneous(reader, modules)))
         node = reader
+
+
+def _axis(layer: Layer, node: fx.Node) -> int:
+    """Of the channels in a layer's input or output: the last one of a linear layer, else that before the positions."""
+    return _rank(node) - 1 if isinstance(layer.conv, nn.Linear) else max(_rank(node) + 1 - layer.conv.weight.dim(), 0)
 
 
 def _is_homogeneous(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
@@ -125,21 +141,26 @@ def _moved(node: fx.Node, source: fx.Node, axis: int, modules: dict[str, nn.Modu
     before, after = _shape(source), _shape(node)
     if before is None or after is None or axis >= len(before):
         return None
+    if _positions(node, name, len(before)) > len(before) - 1 - axis:
+        return None
     if name == "mean":
         return _axis_of_mean(node, len(before), axis)
     if axis < len(after) and before[: axis + 1] == after[: axis + 1]:
-        # Pads and pools of other kinds than over the trailing axes would have moved the channels' number or their place.
         return axis, 1
-    flat = math.prod(before[axis:])
-    if (
-        before[:axis] == after[:axis]
-        and len(after) == axis + 1
-        and after[axis] == flat
-        and "Pool" not in name
-        and "pad" not in name.lower()
-    ):
-        return axis, flat // before[axis]
-    return None
+    flat = (*before[:axis], math.prod(before[axis:]))
+    flattens = "Flatten" in name or name in ("flatten", "reshape", "view")
+    return (axis, flat[axis] // before[axis]) if flattens and after == flat else None
+
+
+def _positions(node: fx.Node, name: str, rank: int) -> int:
+    """How many trailing axes a pool, a pad or a resizing works on; 0 for any other operation."""
+    if "psample" in name or name == "interpolate":
+        return rank - 2
+    if name == "pad":
+        return len(argument(node, 1, "pad", ())) // 2
+    if "pool" in name.lower() or "Pad" in name:
+        return next((int(digit) for digit in "123" if f"{digit}d" in name), rank)
+    return 0
 
 
 def _axis_of_mean(node: fx.Node, rank: int, axis: int) -> tuple[int, int] | None:
@@ -152,9 +173,12 @@ def _axis_of_mean(node: fx.Node, rank: int, axis: int) -> tuple[int, int] | None
     return (axis if argument(node, 2, "keepdim", False) else axis - sum(d < axis for d in over)), 1
 
 
-def _pads(node: fx.Node, modules: dict[str, nn.Module]) -> str | None:
-    """Why a shift does not pass an operation: it brings zeros in."""
+def _no_shift_through(node: fx.Node, modules: dict[str, nn.Module]) -> str | None:
+    """Why a shift does not pass an operation: it brings zeros in, or its weights have another sum than 1."""
     module = module_of(node, modules)
+    divisor = argument(node, 6, "divisor_override", None) if module is None else getattr(module, "divisor_override", None)
+    if is_averaging_node(node, modules) and divisor is not None:
+        return f"{describe(node, modules)} divides by another number"
     if module is not None:
         zeros = isinstance(module, (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d))
         averaged = isinstance(module, (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)) and _any(module.padding)
@@ -162,20 +186,19 @@ def _pads(node: fx.Node, modules: dict[str, nn.Module]) -> str | None:
     name = getattr(node.target, "__name__", str(node.target))
     if name == "pad" and argument(node, 2, "mode", "constant") == "constant":
         return "F.pad pads with zeros"
-    return (
-        "an average pool pads with zeros"
-        if "avg_pool" in name and "adaptive" not in name and _any(argument(node, 3, "padding", 0))
-        else None
-    )
+    averages = "avg_pool" in name and "adaptive" not in name
+    return "an average pool pads with zeros" if averages and _any(argument(node, 3, "padding", 0)) else None
 
 
 def _no_shift_into(layer: Layer) -> str | None:
     conv = layer.conv
-    if isinstance(conv, nn.Linear) or set(conv.kernel_size) == {1}:
+    if isinstance(conv, nn.Linear):
         return None
-    if conv.transposed:
+    if conv.transposed and (set(conv.kernel_size) | set(conv.stride) != {1} or _any(conv.padding) or _any(conv.output_padding)):
         return f"'{layer.name}' is transposed: not every output sees all of its weights"
-    if not is_plain(conv) or (_any(conv.padding) and conv.padding_mode == "zeros"):
+    pointwise = set(conv.kernel_size) == {1}
+    pads = conv.padding_mode == "zeros" and _any(conv.padding) and not (pointwise and conv.padding == "same")
+    if pads or not (pointwise or is_plain(conv)):
         return f"'{layer.name}' pads with zeros"
     return None
 

@@ -46,6 +46,11 @@ class Settings:
     beta: tuple[float, float] = (20.0, 2.0)
 
     def __post_init__(self) -> None:
+        for key in ("lr", "regularisation", "warm_up", "beta"):
+            value, expected = getattr(self, key), "two numbers" if key == "beta" else "a number"
+            parts = value if key == "beta" and isinstance(value, tuple) else (value,)
+            if len(parts) != (2 if key == "beta" else 1) or not all(isinstance(part, (int, float)) for part in parts):
+                raise QATError(f"adaround.{key}", repr(value), expected, f"Leave {key} out.")
         wrong = [
             ("iterations", not _is_count(self.iterations), "a whole number above 0", 1000),
             ("batch_size", not _is_count(self.batch_size), "a whole number above 0", 32),
@@ -203,7 +208,7 @@ def draw(
     x[..., count:], target[..., count:] = x[..., :size], target[..., :size]
     factor = scale if layer.behind_quantizer is None else scale * layer.behind_quantizer
     value = factor.to(weight.dtype).expand(len(bias)).reshape(groups, -1, 1)
-    return Problem(x, target, count, size, value, rounded_bias.view(groups, -1, 1), activation, finite)
+    return Problem(x, target, count, size, value, rounded_bias.to(weight.dtype).view(groups, -1, 1), activation, finite)
 
 
 def _check(product: Product, layer: FoldedConvBN, x: Tensor, chosen: Tensor, weight: Tensor) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from qat.errors import QATError
 from qat.fold import FoldedConvBN
 from qat.graph import lifecycle
+from qat.graph.left_norm import LeftBatchNorm
 from qat.graph.lifecycle import folded_layers
 from qat.graph.prepared import QuantGraph, copy_of
 from qat.graph.report import StepReport
@@ -18,16 +20,26 @@ from qat.graph.report import StepReport
 def reestimate_bn(prepared: QuantGraph, batches: Iterable[Any]) -> QuantGraph:
     """A copy of `prepared` with the statistics that `qat.reestimate_bn` gives; activation ranges stay.
 
+    Bias corrections are taken out first: statistics of the quantized network take the same shift of the means out a second time.
+
     Raises:
-        QATError: no batches.
+        QATError: a float network; no batches; NaN or Inf in the statistics they give.
     """
+    if not isinstance(prepared, QuantGraph) or not folded_layers(prepared):
+        found = f"a {type(prepared).__name__} without quantized layers"
+        raise QATError("reestimate_bn", found, "a prepared network", "Call qat.prepare first.")
     changed, report = copy_of(prepared), StepReport("reestimate_bn")
+    for layer in folded_layers(changed).values():
+        layer.undo_bias_correction()
     lifecycle.reestimate_bn(changed, batches)
     for (name, layer), before in zip(folded_layers(changed).items(), folded_layers(prepared).values()):
         if layer.bn is None:
-            report.left.append((name, "its BatchNorm is gone"))
+            gone = name in dict(prepared.fold_report.folded)
+            report.left.append((name, "its BatchNorm is gone" if gone else "it has no BatchNorm"))
         else:
             report.done.append((name, _moved(before, layer)))
+    left = [name for name, module in changed.named_modules() if isinstance(module, LeftBatchNorm)]
+    report.done += [(name, "not folded; re-estimated as well") for name in left]
     changed.step_reports.append(report)
     return changed
 

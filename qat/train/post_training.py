@@ -61,7 +61,7 @@ def prepared_steps(prepared: QuantGraph, data: ImageData, ptq: dict[str, Any], s
     if ptq["correct_bias"] == "empirical":
         yield "correct_bias", qat.ptq.correct_bias(prepared, batches, reference=unrounded)
     elif ptq["correct_bias"]:
-        yield "correct_bias", qat.ptq.correct_bias(prepared)
+        yield "correct_bias", qat.ptq.correct_bias(prepared, reference=unrounded)
 
 
 def first_pictures(data: ImageData, count: int) -> list[Tensor]:

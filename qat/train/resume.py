@@ -2,10 +2,12 @@
 
 import logging
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from qat.errors import ConfigError
+from qat.train.config import PTQConfig
 from qat.train.saved_file import read_checkpoint
 
 log = logging.getLogger(__name__)
@@ -36,7 +38,8 @@ def checkpoint_to_resume(config: dict[str, Any], run_dir: Path) -> Path | None:
     if not isinstance(saved, dict) or not all(isinstance(saved.get(part), dict) for part in parts):
         raise ConfigError(str(folder / "last.ckpt"), "no configuration", "a checkpoint of this project", "Start a run of its own.")
     for part in (*parts, "ptq"):
-        changed = [f"{part}.{key}" for key, value in saved.get(part, {}).items() if config[part].get(key) != value]
+        recorded = saved.get(part, asdict(PTQConfig()))  # checkpoints from before there were such steps had none
+        changed = [f"{part}.{key}" for key, value in recorded.items() if config[part].get(key) != value]
         if changed:
             todo = "Resume with the settings of that run, or start a run of its own."
             raise ConfigError("resume", f"other values of {', '.join(changed)}", f"those of {old}", todo)

@@ -138,10 +138,13 @@ def _post_training(config: dict[str, Any], problems: Problems) -> None:
     devices, nodes = {**trainer, **trainer["options"]}["devices"], trainer["options"].get("num_nodes", 1)
     if devices not in (1, "1", "auto") or nodes != 1:
         problems.add("trainer.devices", f"{devices!r} without training", "one device", "Set trainer.devices=1.")
-    if rounds and config["fold"]["reestimate_before_eval"]:
-        found = f"{config['fold']['reestimate_before_eval']} with ptq.adaround={ptq['adaround']}"
-        expected = "0: other statistics would scale the rounded weights again"
-        problems.add("fold.reestimate_before_eval", found, expected, "Set fold.reestimate_before_eval=0.")
+    for key, asked, why in (
+        ("adaround", rounds, "other statistics would scale the rounded weights again"),
+        ("correct_bias", corrects, "other statistics would take the same shift of the means out again"),
+    ):
+        if asked and config["fold"]["reestimate_before_eval"]:
+            found = f"{config['fold']['reestimate_before_eval']} with ptq.{key}={ptq[key]}"
+            problems.add("fold.reestimate_before_eval", found, f"0: {why}", "Set fold.reestimate_before_eval=0.")
 
 
 def _model(model: dict[str, Any], problems: Problems) -> None:

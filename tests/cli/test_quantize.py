@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
@@ -83,7 +84,11 @@ def here(tmp_path, monkeypatch, pictures, weights):
     monkeypatch.delitem(sys.modules, "small_net", raising=False)
     shutil.copytree(pictures, "pictures")
     shutil.copy(weights, "small.pth")
-    lines = ["from test_quantize import small", "def clipped(num_classes): from torch import nn; return small(num_classes, act=nn.ReLU6)"]
+    lines = [
+        "from test_quantize import Relu6Function, small",
+        "def clipped(num_classes): from torch import nn; return small(num_classes, act=nn.ReLU6)",
+        "def clipped_by_function(num_classes): return small(num_classes, act=Relu6Function)",
+    ]
     (tmp_path / "small_net.py").write_text("\n".join(lines))
     return tmp_path
 
@@ -178,6 +183,11 @@ def test_halves_share_no_picture_and_use_all(pictures):
         assert [CLASSES[label] for label in part.labels] == [path.decode().split("/")[-2] for path in part.paths]
 
 
+class Relu6Function(nn.Module):
+    def forward(self, x):
+        return F.relu6(x)
+
+
 class Fixed(nn.Module):
     def __init__(self, logits):
         super().__init__()
@@ -194,6 +204,7 @@ def test_a_score_is_what_it_says():
     got = judge.score(torch.tensor([[2.0, 0.0], [0.0, 3.0], [0.0, 0.5]]))
     assert got.right == 1.0 and got.decibels == pytest.approx(10 * math.log10(14.25 / 1.0))
     assert Judge(Fixed(expected), [torch.zeros(3, 1)], None).float_score.right == 1.0
+    assert judge.score(torch.full((3, 2), math.inf)).decibels == -math.inf
     assert Score(0.9, 5.0) > Score(0.8, 50.0) and Score(0.9, 6.0) > Score(0.9, 5.0)
 
 

@@ -102,6 +102,13 @@ LEFT = {
     "padded 'same'": (nn.ReLU(), nn.Conv2d(8, 4, 3, padding="same"), "'3' pads with zeros"),
     "padding in between": (nn.Sequential(nn.ReLU(), nn.ZeroPad2d(1)), nn.Conv2d(8, 4, 3), "'2.1' (ZeroPad2d) pads with zeros"),
     "padded average": (nn.Sequential(nn.ReLU(), nn.AvgPool2d(3, padding=1)), nn.Conv2d(8, 4, 1), "'2.1' (AvgPool2d) pads with zeros"),
+    "padded pointwise": (nn.ReLU(), nn.Conv2d(8, 4, 1, padding=1), "'3' pads with zeros"),
+    "sum of a pool": (
+        nn.Sequential(nn.ReLU(), nn.AvgPool2d(2, divisor_override=1)),
+        nn.Conv2d(8, 4, 1),
+        "'2.1' (AvgPool2d) divides by another number",
+    ),
+    "transposed pointwise": (nn.ReLU(), nn.ConvTranspose2d(8, 4, 1, 2), "'3' is transposed: not every output sees all of its weights"),
     "transposed": (nn.ReLU(), nn.ConvTranspose2d(8, 4, 3, 2), "'3' is transposed: not every output sees all of its weights"),
     "relu6": (nn.ReLU6(), nn.Conv2d(8, 4, 3), "ReLU6 between them clips a shifted channel elsewhere"),
 }
@@ -131,6 +138,31 @@ def test_a_layer_that_no_norm_told_of_is_left() -> None:
     network = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1))
     report = qat.ptq.absorb_bias(network, (pictures(),)).step_reports[-1]
     assert ("0 -> 2", "no BatchNorm told the distribution of '0'") in report.left
+
+
+def test_outputs_of_every_kind_are_compared() -> None:
+    class Answers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = high(nn.Sequential(*conv_bn(3, 8), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval())
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = self.body(x)
+            return y, y > 0
+
+    network = Answers().eval()
+    changed = qat.ptq.absorb_bias(network, (pictures(),))
+    with torch.no_grad():
+        moved = max(float((a.double() - b.double()).abs().max()) for a, b in zip(changed(pictures()), network(pictures())))
+    assert changed.step_reports[-1].notes[0].startswith(f"outputs move by at most {moved:.3g}, ")
+
+
+def test_channels_that_are_not_always_above_0_are_left() -> None:
+    network = separable(padding=0)
+    for place in (1, 4, 7, 10):
+        network[place].bias.data.fill_(-1.0)
+    report = qat.ptq.absorb_bias(network, (pictures(),)).step_reports[-1]
+    assert report.done == [] and ("0 -> 3", "no channel lies always above 0") in report.left
 
 
 def test_after_equalisation_the_distributions_are_the_scaled_ones() -> None:

@@ -457,6 +457,20 @@ def test_float64_networks():
     assert all(p.dtype == torch.float64 for p in rounded.parameters())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types(dtype):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1)).to(dtype)
+    x = [batch.to(dtype) for batch in batches()]
+    prepared = network_of(network, x[0])
+    qat.calibrate(prepared, x)
+    rounded = adaround_step(prepared, x, **QUICK)
+    assert [name for name, _ in rounded.step_reports[-1].done] == ["0", "3"]
+    for name, layer in folded_layers(rounded).items():
+        was = prepared.get_submodule(name)
+        check_grid(name, layer.weight_codes()[0], was.weight_to_quantize(), was.weight_scale(), W3)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_device():

@@ -378,12 +378,44 @@ def test_weights_on_the_grid_are_corrected_towards_the_network_from_before() -> 
     assert float((biases(wanted)["pw"] - biases(prepared)["pw"]).abs().max()) > 1e-3
     for name, bias in biases(wanted).items():
         assert torch.allclose(biases(got)[name], bias, rtol=0, atol=1e-9)
-    for options in (
-        {"batches": batches, "reference": qat.prepare(nn.Sequential(nn.Linear(2, 2)), (torch.ones(1, 2),))},
-        {"reference": prepared},
-    ):
+    wanted, got = correct_bias(prepared), correct_bias(on_grid, reference=prepared)
+    for name, bias in biases(wanted).items():
+        assert torch.allclose(biases(got)[name], bias, rtol=0, atol=1e-9)
+    assert correct_bias(on_grid).step_reports[-1].done == []
+    other = qat.prepare(nn.Sequential(nn.Linear(2, 2)), (torch.ones(1, 2),))
+    for given in (batches, None):
         with pytest.raises(qat.QATError, match=r"correct_bias.reference: found"):
-            correct_bias(on_grid, **options)
+            correct_bias(on_grid, given, reference=other)
+    narrow, wide = (qat.prepare(nn.Sequential(nn.Conv2d(3, width, 3)), (BATCHES[0],)) for width in (8, 9))
+    qat.calibrate(narrow, BATCHES)
+    for other in (wide, nn.Sequential(nn.Conv2d(3, 8, 3)), qat.convert(narrow)):
+        with pytest.raises(qat.QATError, match=r"correct_bias.reference: found"):
+            correct_bias(narrow, BATCHES, reference=other)
+
+
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.constant = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Parameter(torch.randn(1, 4, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x) + self.constant)
+
+
+def test_the_range_of_a_constant_needs_no_calibration() -> None:
+    torch.manual_seed(0)
+    prepared = qat.prepare(Shifted(), (BATCHES[0],), qat.QATConfig(weight=FEW_BITS))
+    qat.calibrate(prepared, BATCHES)
+    assert [name for name, _ in correct_bias(prepared, BATCHES).step_reports[-1].done] == ["first", "second"]
+
+
+def test_known_statistics_go_where_the_network_goes_and_not_into_other_weights() -> None:
+    prepared = prepared_mixed("static")
+    assert {pair[0].dtype for pair in copy.deepcopy(prepared).double().normal_outputs.values()} == {torch.float64}
+    assert {pair[0].device.type for pair in copy.deepcopy(prepared).to("meta").normal_outputs.values()} == {"meta"}
+    around = nn.Sequential(prepared)
+    around.load_state_dict(around.state_dict())
+    assert prepared.normal_outputs == {}
 
 
 @pytest.mark.parametrize("strategy", [name for name in qat.STRATEGIES if name != "static"])

@@ -163,6 +163,8 @@ NOT_CROSSED = {
     "relu6": (nn.ReLU6(), nn.Conv2d(8, 4, 3), "ReLU6 between them is not positively homogeneous"),
     "functional relu6": (Call(F.relu6), nn.Conv2d(8, 4, 3), "ReLU6 between them"),
     "hardtanh": (nn.Hardtanh(), nn.Conv2d(8, 4, 3), "(Hardtanh)"),
+    "hardtanh from 0": (nn.Hardtanh(0, 1), nn.Conv2d(8, 4, 3), "(Hardtanh)"),
+    "functional hardtanh from 0": (Call(lambda x: F.hardtanh(x, 0, 1)), nn.Conv2d(8, 4, 3), "'hardtanh'"),
     "clamp": (Call(lambda x: x.clamp(0, 6)), nn.Conv2d(8, 4, 3), "'clamp'"),
     "hardswish": (nn.Hardswish(), nn.Conv2d(8, 4, 3), "(Hardswish)"),
     "sigmoid": (nn.Sigmoid(), nn.Conv2d(8, 4, 3), "(Sigmoid)"),
@@ -192,6 +194,87 @@ def test_what_a_scale_does_not_pass_is_left_with_the_reason(name: str) -> None:
     assert report.done == []
     assert any(where.startswith("first") and reason in why for where, why in report.left), report
     assert all(torch.equal(a, b) for a, b in zip(equalized.state_dict().values(), network.state_dict().values(), strict=True))
+
+
+class Two(nn.Module):
+    """Two layers over other axes than a picture's, and something in between."""
+
+    def __init__(self, first: nn.Module, between: object, second: nn.Module):
+        super().__init__()
+        self.first, self.between, self.second = first, between, second
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.between(F.relu(self.first(x))))  # type: ignore[operator]
+
+
+MIXED = {
+    "pool over the features of a linear layer": (nn.Linear(8, 8), nn.AvgPool1d(3, 1, 1), nn.Linear(8, 4), (4, 5, 8)),
+    "max pool over them": (nn.Linear(8, 8), nn.MaxPool1d(3, 1, 1), nn.Linear(8, 4), (4, 5, 8)),
+    "pad of them": (nn.Linear(8, 8), Call(lambda h: F.pad(h, (1, -1))), nn.Linear(8, 4), (4, 5, 8)),
+    "two axes pooled, one of them the channels": (nn.Conv1d(3, 8, 1), nn.MaxPool2d(3, 1, 1), nn.Conv1d(8, 4, 1), (2, 3, 9)),
+    "mean that leaves another axis last": (nn.Conv2d(3, 8, 1), Call(lambda h: h.mean(1)), nn.Linear(8, 4), (3, 3, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_operations_over_the_channels_are_not_crossed(name: str) -> None:
+    torch.manual_seed(0)
+    first, between, second, shape = MIXED[name]
+    network, x = Two(first, between, second).double(), torch.randn(shape, dtype=torch.float64)
+    with torch.no_grad():
+        first.weight.mul_(torch.logspace(-1, 1, 8).view(-1, *[1] * (first.weight.dim() - 1)))
+        equalized = qat.ptq.equalize(network, (x,))
+        assert equalized.step_reports[-1].done == []
+        assert torch.equal(equalized(x), network(x))
+
+
+def test_pictures_without_a_batch_axis_have_their_channels_first() -> None:
+    torch.manual_seed(0)
+    network, x = Two(nn.Conv2d(3, 8, 1), Call(lambda h: h.mean(2)), nn.Linear(8, 4)).double(), torch.randn(3, 8, 8, dtype=torch.float64)
+    equalized = qat.ptq.equalize(network, (x,))
+    assert equalized.step_reports[-1].done == []
+    network = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1)).double()
+    equalized = qat.ptq.equalize(network, (x,))
+    with torch.no_grad():
+        assert [name for name, _ in equalized.step_reports[-1].done] == ["0 -> 2"]
+        assert torch.allclose(equalized(x), network(x), rtol=1e-9)
+
+
+@pytest.mark.parametrize("skipped", ["0", "1", "3"])
+def test_skipped_layers_are_left_as_they_are(skipped: str) -> None:
+    network, x = nn.Sequential(*conv_bn(3, 8), nn.ReLU(), nn.Conv2d(8, 4, 1)), pictures()
+    uneven(network)
+    network[1].bias.data.fill_(5.0), network[1].weight.data.fill_(0.1)
+    for source in (network, qat.ptq.equalize(network, (x,), overrides={"*": {"skip": True}})):
+        for step in (qat.ptq.equalize, qat.ptq.absorb_bias):
+            changed = step(source, (x,), overrides={skipped: {"skip": True}})
+            assert changed.step_reports[-1].done == []
+            assert all(torch.equal(a, b) for a, b in zip(changed.state_dict().values(), network.state_dict().values(), strict=True))
+            with pytest.raises(qat.QATError, match=r"overrides\['zz'\]"):
+                step(source, (x,), overrides={"zz": {"skip": True}})
+
+
+def test_far_ranges_do_not_overflow() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    with torch.no_grad():
+        network[0].weight.mul_(1e30), network[2].weight.mul_(1e-30)
+        equalized = qat.ptq.equalize(network, (pictures(),))
+        assert all(bool(torch.isfinite(value).all()) for value in equalized.state_dict().values())
+        assert torch.allclose(equalized(pictures()), network(pictures()), rtol=1e-4, atol=1e-4)
+
+
+def test_where_the_sweeps_end_early_it_is_said() -> None:
+    network, x = separable(), pictures()
+    assert qat.ptq.equalize(network, (x,)).step_reports[-1].notes == []
+    (note,) = qat.ptq.equalize(network, (x,), sweeps=1).step_reports[-1].notes
+    assert note.startswith("stopped after 1 sweeps, where factors still change by up to ")
+
+
+def test_created_gammas_follow_their_layer_and_convert() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8, affine=False), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval().requires_grad_(False)
+    equalized, x = qat.ptq.equalize(network, (pictures(),)), pictures()
+    assert not any(p.requires_grad for p in equalized.parameters())
+    assert torch.allclose(nn.SyncBatchNorm.convert_sync_batchnorm(equalized).eval()(x), network(x), atol=1e-4)
 
 
 class Residual(nn.Module):
@@ -402,6 +485,20 @@ def test_within_relu6_ranges_of_channels_that_have_room_meet() -> None:
         assert torch.allclose(value, free.state_dict()[name], rtol=1e-5), name
 
 
+@pytest.mark.parametrize("clip", [nn.Hardtanh(0, 1), nn.Hardtanh(0, 3), Call(lambda h: F.hardtanh(h, 0.0, 1.0))])
+@pytest.mark.parametrize("option", ["within_relu6", "replace_relu6"])
+def test_clips_elsewhere_than_at_6_are_no_relu6(clip: nn.Module, option: str) -> None:
+    network, x = uneven(nn.Sequential(*conv_bn(3, 8), clip, nn.Conv2d(8, 4, 1))), pictures()
+    report = qat.ptq.equalize(network, (x,), **{option: True}).step_reports[-1]
+    assert report.done == [] and dict(report.left)["0"].startswith("its output is read by ")
+
+
+def test_within_relu6_a_slope_may_lift_what_is_below() -> None:
+    network, x = uneven(nn.Sequential(*conv_bn(3, 8), nn.PReLU(8, init=-4.0), nn.ReLU6(), nn.Conv2d(8, 4, 1))), pictures()
+    report = qat.ptq.equalize(network, (x,), within_relu6=True).step_reports[-1]
+    assert report.done == [] and ("0 -> 4", "values may grow in front of a ReLU6") in report.left
+
+
 def test_within_relu6_needs_a_norm_that_tells() -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU6(), nn.Conv2d(4, 2, 1))
     report = qat.ptq.equalize(network, (pictures(),), within_relu6=True).step_reports[-1]
@@ -418,6 +515,18 @@ def test_bad_input_is_one_line() -> None:
             step(network)
     with pytest.raises(qat.QATError, match="found replace_relu6 and within_relu6; expected one of the two"):
         qat.ptq.equalize(network, (x,), replace_relu6=True, within_relu6=True)
+    for options in ({"sweeps": 1.5}, {"sweeps": 0}, {"tolerance": "a"}):
+        with pytest.raises(qat.QATError, match="equalize: found sweeps="):
+            qat.ptq.equalize(network, (x,), **options)
+    converted = qat.prepare(network, (x,))
+    qat.calibrate(converted, [x])
+    broken = separable()
+    broken[6].weight.data[0] = torch.nan
+    for step in (qat.ptq.equalize, qat.ptq.absorb_bias):
+        with pytest.raises(qat.QATError, match="a converted network; expected a float network"):
+            step(qat.convert(converted), (x,))
+        with pytest.raises(qat.QATError, match="6: found NaN or Inf in its weights or statistics"):
+            step(broken, (x,))
     with pytest.raises(qat.QATError, match="replace_relu6 without example_inputs"):
         qat.ptq.equalize(qat.fold(network, (x,)), replace_relu6=True)
 

@@ -109,6 +109,11 @@ def test_interpolations_are_resolved():
             "fold.reestimate_before_eval",
             "fold.reestimate_before_eval=0",
         ),
+        (
+            {"trainer__max_epochs": 0, "ptq__correct_bias": "empirical", "fold__reestimate_before_eval": 2},
+            "fold.reestimate_before_eval",
+            "the same shift of the means",
+        ),
         ({"target__name": "ort_x68"}, "target.name", "'ort_x86'"),
         ({"seed": -1}, "seed", "-1"),
     ],

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import track
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn, track
 
 Item = TypeVar("Item")
 
@@ -14,6 +14,13 @@ def bar(items: Sequence[Item], what: str) -> Iterable[Item]:
     """The items, with a bar that counts them."""
     console = Console(stderr=True)
     return track(items, what, console=console, transient=True, disable=not console.is_terminal)
+
+
+def progress_bar(shown: bool) -> Progress:
+    """A bar whose tasks are added by whoever works."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, disable=not (shown and console.is_terminal), transient=True)
 
 
 @contextmanager
