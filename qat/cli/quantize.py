@@ -18,9 +18,10 @@ import qat
 from qat.bars import waiting
 from qat.choose import check_name
 from qat.cli.command import OK, add_trust, guarded, positive, print_wide
+from qat.cli.judge import Judge
 from qat.cli.quantize_data import Folder, decoded, read_folder
 from qat.cli.quantize_model import FloatModel, checked, float_model
-from qat.cli.quantize_steps import STEPS, Judge, Pipeline, Row
+from qat.cli.quantize_steps import STEPS, Pipeline, Row
 from qat.deploy.runtime import predict
 from qat.errors import ConfigError
 from qat.graph.prepared import QuantGraph

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor, nn
 
 import qat.ptq
 from qat.bars import bar, waiting
+from qat.cli.judge import Judge, Score
 from qat.errors import QATError
 from qat.graph.prepared import QuantGraph
-from qat.ptq.links import is_relu6
+from qat.ptq.passing import is_relu6
 
 STEPS = ("equalize", "absorb_bias", "mse_ranges", "adaround", "correct_bias")
 FEW_BITS = 4
@@ -23,19 +22,6 @@ MOST_LOST = 0.01  # of the answers, against float
 LEAST_DECIBELS = 20.0
 PICTURES_TO_ROUND = 256
 PICTURES_TO_CORRECT = 64
-
-
-@dataclass(frozen=True, order=True)
-class Score:
-    """How a network answers. Of two the one with more right answers is better, of equal ones the one with less noise.
-
-    Attributes:
-        right: share of answers that are those of the labels, or of the float network where there are none.
-        decibels: energy of the float network's logits over that of the difference to them.
-    """
-
-    right: float
-    decibels: float
 
 
 @dataclass(frozen=True)
@@ -59,38 +45,6 @@ class State:
     prepared: QuantGraph
     warnings: tuple[str, ...]
     unrounded: QuantGraph | None = None  # before adaround
-
-
-class Judge:
-    """Scores answers on the measured pictures.
-
-    Args:
-        network: float, in eval mode.
-        labels: (N,); None: its own answers are what is right.
-    """
-
-    def __init__(self, network: nn.Module, batches: list[Tensor], labels: Tensor | None):
-        self.batches = batches
-        with torch.no_grad():
-            self.expected = torch.cat([network.eval()(images) for images in bar(batches, "float network")])
-        self.labels = self.expected.argmax(1) if labels is None else labels
-        self.float_score = self.score(self.expected)
-
-    def of(self, network: nn.Module, what: str) -> Score:
-        """Score of a network in evaluation."""
-        network.eval()
-        with torch.no_grad():
-            return self.of_logits(network(images) for images in bar(self.batches, f"{what}: measuring"))
-
-    def of_logits(self, logits: Iterable[Tensor]) -> Score:
-        return self.score(torch.cat(list(logits)))
-
-    def score(self, logits: Tensor) -> Score:
-        noise = float((logits.double() - self.expected.double()).square().sum())
-        signal = float(self.expected.double().square().sum())
-        ratio = math.inf if noise == 0 else max(signal, 1e-300) / noise
-        decibels = 10 * math.log10(ratio) if ratio > 0 else -math.inf  # of Inf or NaN among the logits as well
-        return Score(float((logits.argmax(1) == self.labels).double().mean()), decibels)
 
 
 class Pipeline:

@@ -26,8 +26,9 @@ from qat.graph.report import StepReport
 from qat.graph.stream import Stop, Stream, float_copy
 from qat.ptq.chosen import chosen
 from qat.ptq.product import NoProductError
-from qat.ptq.reconstruction import Activation, Settings, draw
+from qat.ptq.reconstruction import Activation, draw
 from qat.ptq.rounding import both_roundings, check_grid, hard_codes, start
+from qat.ptq.settings import Settings
 
 
 def adaround(

@@ -17,9 +17,10 @@ from torch import nn
 import qat
 import qat.ptq
 from qat.cli import evaluate, quantize
+from qat.cli.judge import Judge, Score
 from qat.cli.quantize_data import decoded, read_folder
 from qat.cli.quantize_model import checked, float_model
-from qat.cli.quantize_steps import Judge, Pipeline, Score
+from qat.cli.quantize_steps import Pipeline
 from qat.deploy.runtime import predict
 from qat.errors import ConfigError, QATError
 

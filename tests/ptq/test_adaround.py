@@ -18,8 +18,9 @@ from qat.graph.lifecycle import folded_layers
 from qat.graph.stream import Stream, float_copy
 from qat.ptq import adaround as adaround_step
 from qat.ptq.adaround import fused_activation
-from qat.ptq.reconstruction import Problem, Settings, draw
+from qat.ptq.reconstruction import Problem, draw
 from qat.ptq.rounding import both_roundings, check_grid, hard_codes, start
+from qat.ptq.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gates"))
 from gate_network import WEIGHTS, gate_network, images, settings
