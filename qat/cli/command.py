@@ -43,4 +43,5 @@ def guarded(run: Callable[[], int]) -> int:
         print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
         return INTERRUPTED

@@ -28,6 +28,7 @@ from qat.graph.prepared import QuantGraph
 from qat.targets import TARGETS
 
 _PARITY_BATCHES = 2
+_PARITY_BOUND = 1  # LSB
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -85,7 +86,7 @@ def quantize(arguments: argparse.Namespace) -> int:
     score = judge.of_logits(predict(arguments.out, measured))
     pipeline.rows.append(Row("integers", "the file in onnxruntime", 0.0, score, score.right - pipeline.best.right, ""))
     print_rows(pipeline.rows, labelled)
-    told = [*pipeline.state.warnings, *dict.fromkeys(str(item.message) for item in caught)]
+    told = dict.fromkeys([*pipeline.state.warnings, *(str(item.message) for item in caught)])
     for line in [*(f"note: {note}" for note in pipeline.notes), *(f"warning: {warning}" for warning in told)]:
         print(line, file=sys.stderr)
     print(f"{arguments.out}: {arguments.out.stat().st_size / 1e6:.2f} MB for {arguments.target}; {parity}")
@@ -109,9 +110,9 @@ def check(arguments: argparse.Namespace) -> tuple[str | list[str], qat.QATConfig
         raise ConfigError("--weight-bits", str(bits), told, "Leave it out, or choose another --target.")
     asked: str | list[str] = "auto"
     if arguments.steps != "auto":
-        asked = [] if arguments.steps == "none" else arguments.steps.split(",")
+        asked = [] if arguments.steps == "none" else [step.strip() for step in arguments.steps.split(",")]
         for step in asked:
-            check_name("--steps", step, STEPS)
+            check_name("--steps", step, STEPS if len(asked) > 1 else ("auto", "none", *STEPS))
     if arguments.out.exists():
         raise ConfigError("--out", f"{arguments.out}, which is there already", "a new file", "Remove it, or give another name.")
     if not arguments.out.parent.is_dir():
@@ -144,6 +145,9 @@ def write(network: QuantGraph, arguments: argparse.Namespace, pictures: list[Ten
         os.replace(part, arguments.out)
     finally:
         part.unlink(missing_ok=True)
+    if parity.max_lsb > _PARITY_BOUND:
+        first = next(tensor.name for tensor in parity.tensors if tensor.max_lsb > _PARITY_BOUND)
+        warnings.warn(f"the file and convert() lie up to {parity.max_lsb} LSB apart, first at {first}", stacklevel=2)
     told = f"{parity.identical:.4%} of its integers are those of convert(), at most {parity.max_lsb} LSB apart"
     return f"{told}, on {sum(map(len, some))} pictures"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qat.bars import bar
 from qat.errors import ConfigError
-from qat.train.data.folders import SUFFIXES, FilePictures, class_folders, read_split
+from qat.train.data.folders import FilePictures, class_folders, picture_names, read_split
 from qat.train.data.pictures import Batches
 from qat.train.data.sample_seed import permutation
 
@@ -54,15 +54,18 @@ def read_folder(root: str, size: int, mode: str, count: int) -> Folder:
     if (base / "train").is_dir():
         base = base / "train"
     names = [entry.name for entry in os.scandir(base) if entry.is_dir() and not entry.name.startswith(".")]
-    files = sorted(entry.name for entry in os.scandir(base) if entry.name.lower().endswith(SUFFIXES))
-    if names and not files:
+    files = picture_names(base)
+    if names and files:
+        raise ConfigError("--data", f"{len(files)} pictures beside {len(names)} folders in {base}", "one or the other", LAYOUT)
+    if names:
         names = class_folders(base)
         pictures = read_split(base, names, size, mode)
     else:
         names = []
         pictures = FilePictures([os.fsencode(base / file) for file in files], [0] * len(files), size, mode)
     if len(pictures.labels) < 2:
-        raise ConfigError("--data", f"{len(pictures.labels)} pictures in {base}", "two or more", LAYOUT)
+        found = f"{len(pictures.labels)} picture{'s' * (len(pictures.labels) != 1)} in {base}"
+        raise ConfigError("--data", found, "two or more", LAYOUT)
     chosen = some(pictures, 2 * half)
     middle = len(chosen.labels) // 2
     order = torch.arange(len(chosen.labels))

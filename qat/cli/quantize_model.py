@@ -128,7 +128,7 @@ def _of_run(folder: Path, trusted: str | None) -> FloatModel:
     run = open_run(folder, trusted)
     network, told = run.float_network()
     if any(isinstance(module, FoldedConvBN) for module in network.modules()):
-        todo = "Run it again: its float network is kept in float_cache/."
+        todo = f"Start from the folder whose {run.config['run_root']}/float_cache/ holds it, or run it again."
         raise ConfigError(str(folder), f"only {told}", "the float network the run started from", todo)
     data = run.data()
     return FloatModel(network, data.input_shape, data.normalisation["mean"], data.normalisation["std"], run.config["data"]["name"])

@@ -61,6 +61,12 @@ class FinishedRun:
         """
         return shipped_module(self.checkpoint, self.config, data).network.eval()
 
+    def _cached(self) -> Path:
+        """The float network's file, in the run_root recorded or, from another working directory, in the one the folder lies in."""
+        path = cache_path(self.config)
+        beside = self.folder.resolve().parents[1] / path.parent.name / path.name
+        return path if path.is_file() or not beside.is_file() else beside
+
     def float_network(self) -> tuple[nn.Module, str]:
         """The float network to compare with, and what it is: the one the run started from where it is still there."""
         model = self.config["model"]
@@ -70,7 +76,7 @@ class FinishedRun:
         if checkpoint is None or Path(checkpoint).is_file():
             if not self.config["float_training"]["max_epochs"]:
                 return build_model(model, classes, channels).eval(), told
-            if (path := cache_path(self.config)).is_file():
+            if (path := self._cached()).is_file():
                 network = build_model({**model, "checkpoint": None}, classes, channels)
                 load_state(network, read_checkpoint(path, "Remove it."), path)
                 return network.eval(), told

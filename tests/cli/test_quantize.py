@@ -2,9 +2,12 @@
 
 import json
 import math
+import os
 import re
 import shutil
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -23,6 +26,7 @@ from qat.cli.quantize_model import checked, float_model
 from qat.cli.quantize_steps import Pipeline
 from qat.deploy.runtime import predict
 from qat.errors import ConfigError, QATError
+from qat.train.data.folders import FilePictures
 
 CLASSES = ["bottom_left", "bottom_right", "top_left", "top_right"]
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -196,6 +200,42 @@ class Fixed(nn.Module):
 
     def forward(self, x):
         return self.logits
+
+
+def test_a_picture_beside_class_folders_is_asked_about(here, capsys):
+    shutil.copy("pictures/" + CLASSES[0] + "/0.png", "pictures/stray.png")
+    assert run() == 2
+    assert "--data: found 1 pictures beside 4 folders in pictures; expected one or the other" in capsys.readouterr().err
+
+
+def test_hidden_files_are_no_pictures(here):
+    for folder in (Path("pictures"), Path("pictures") / CLASSES[0]):
+        (folder / "._0.png").write_bytes(b"what a file manager leaves")
+    folder = read_folder("pictures", 20, "RGB", 24)
+    assert len(folder.calibration.labels) + len(folder.measured.labels) == 24 and folder.class_names == sorted(CLASSES)
+
+
+def test_sixteen_bits_of_grey_keep_their_levels(tmp_path):
+    levels = np.linspace(0, 65535, 400).reshape(20, 20).astype(np.uint16)
+    Image.fromarray(levels).save(tmp_path / "deep.png")
+    (picture,) = (FilePictures([os.fsencode(tmp_path / "deep.png")], [0], 20).get(0, None),)
+    assert torch.equal(picture, torch.from_numpy((levels // 256).astype(np.uint8)).expand(3, 20, 20))
+
+
+def test_a_picture_too_large_to_be_meant_is_named(tmp_path, monkeypatch):
+    Image.fromarray(np.zeros((40, 40), np.uint8)).save(tmp_path / "huge.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(ConfigError, match=r"huge\.png: found a picture that cannot be read"):
+        FilePictures([os.fsencode(tmp_path / "huge.png")], [0], 20).get(0, None)
+
+
+def test_a_file_that_differs_from_the_network_is_said(here, capsys, monkeypatch):
+    class Parity:
+        tensors, max_lsb, identical = (SimpleNamespace(name="a", max_lsb=1), SimpleNamespace(name="b", max_lsb=2)), 2, 0.9
+
+    monkeypatch.setattr(qat, "verify", lambda *args: Parity())
+    assert run("--steps", "none") == 0
+    assert "warning: the file and convert() lie up to 2 LSB apart, first at b" in capsys.readouterr().err
 
 
 def test_a_score_is_what_it_says():

@@ -56,6 +56,14 @@ def test_verify_names_the_first_tensor_that_diverges(here, capsys, tmp_path):
     assert f"first diverges at {reader.target}" in said
 
 
+def test_the_float_network_is_found_from_another_folder(run, here, tmp_path, monkeypatch):
+    expected, told = open_run(run).float_network()
+    monkeypatch.chdir(tmp_path)
+    network, again = open_run(run).float_network()
+    assert told == again == "the float network it started from"
+    assert all(torch.equal(value, network.state_dict()[key]) for key, value in expected.state_dict().items())
+
+
 def test_evaluate_counts_as_the_run_did(here, capsys):
     assert evaluate.main([str(here)]) == 0
     said = capsys.readouterr().out

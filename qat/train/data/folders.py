@@ -42,8 +42,8 @@ class FilePictures:
         path = os.fsdecode(self.paths[index])
         try:
             with Image.open(path) as file:
-                picture = transform.pil_to_tensor(file.convert(self.mode))
-        except (OSError, UnidentifiedImageError) as error:
+                picture = transform.pil_to_tensor(eight_bits(file).convert(self.mode))
+        except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
             raise ConfigError(
                 path, f"a picture that cannot be read ({error})", "a readable picture", "Remove or replace the file."
             ) from error
@@ -55,6 +55,19 @@ class FilePictures:
         part = FilePictures([], [], self.size, self.mode)
         part.paths, part.labels = self.paths[indices.numpy()], self.labels[indices]
         return part
+
+
+def eight_bits(picture: Image.Image) -> Image.Image:
+    """Grey pictures of 16 bits with their levels divided by 256, which Pillow would cut off at 255; others as they are."""
+    if not picture.mode.startswith("I"):
+        return picture
+    return Image.fromarray((np.asarray(picture).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+
+
+def picture_names(folder: Path) -> list[str]:
+    """Sorted names of the pictures that lie in a folder; hidden files are none."""
+    entries = (entry.name for entry in os.scandir(folder))
+    return sorted(name for name in entries if name.lower().endswith(SUFFIXES) and not name.startswith("."))
 
 
 def class_folders(folder: Path) -> list[str]:
@@ -89,7 +102,7 @@ def read_split(folder: Path, classes: list[str], size: int, mode: str = "RGB") -
     labels: list[int] = []
     for label, name in enumerate(classes):
         try:
-            files = sorted(entry.name for entry in os.scandir(folder / name) if entry.name.lower().endswith(SUFFIXES))
+            files = picture_names(folder / name)
         except OSError as error:
             raise ConfigError(
                 str(folder / name), f"a folder that cannot be read ({error.strerror})", "pictures", "Check its rights."
