@@ -167,7 +167,5 @@ class Pipeline:
         return replace(self.state, prepared=rounded, unrounded=self.state.prepared)
 
     def _corrected(self) -> State:
-        if self.pictures < PICTURES_TO_CORRECT:
-            return replace(self.state, prepared=qat.ptq.correct_bias(self.state.prepared, reference=self.state.unrounded))
-        corrected = qat.ptq.correct_bias(self.state.prepared, self.calibration, reference=self.state.unrounded)
-        return replace(self.state, prepared=corrected)
+        batches = self.calibration if self.pictures >= PICTURES_TO_CORRECT else None
+        return replace(self.state, prepared=qat.ptq.correct_bias(self.state.prepared, batches, reference=self.state.unrounded))

@@ -38,10 +38,14 @@ def folded_layers(prepared: nn.Module) -> dict[str, FoldedConvBN]:
     return {n: m for n, m in prepared.named_modules() if isinstance(m, FoldedConvBN)}
 
 
-def check_calibrated(prepared: nn.Module) -> None:
-    """Raise QATError where an activation quantizer has seen no data; those of constants read them when they are called."""
+def check_calibrated(prepared: nn.Module, switched_off: bool = True) -> None:
+    """Raise QATError where an activation quantizer has seen no data; those of constants read them when they are called.
+
+    Args:
+        switched_off: ask it of quantizers that are switched off as well.
+    """
     for name, quantizer in activation_quantizers(prepared).items():
-        if quantizer.running and not quantizer.initialized:
+        if (quantizer.enabled or switched_off) and quantizer.running and not quantizer.initialized:
             raise QATError(name, "no range yet", "a calibrated network", "Call qat.calibrate(prepared, batches) first.")
 
 

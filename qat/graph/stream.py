@@ -35,7 +35,7 @@ def float_copy(prepared: QuantGraph) -> QuantGraph:
 
 
 def give_back_memory() -> None:
-    """Hand what was freed back to the system. glibc keeps freed blocks below 32 MB, some 7 MB a picture of 224x224 between two layers."""
+    """Hand what was freed back to the system. glibc keeps freed blocks of less than some megabytes for itself."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)

@@ -22,7 +22,7 @@ from qat.choose import check_name
 from qat.errors import QATError
 from qat.fold import FoldedConvBN
 from qat.fold.arithmetic import out_first
-from qat.graph.lifecycle import activation_quantizers, folded_layers, modes_restored
+from qat.graph.lifecycle import check_calibrated, folded_layers, modes_restored
 from qat.graph.prepared import QuantGraph, copy_of, each_batch, inputs_of
 from qat.graph.report import StepReport
 from qat.graph.stream import Stream, float_copy
@@ -111,9 +111,7 @@ Step = tuple[str, Tensor, Tensor | None]  # a layer, the change of its bias (C_o
 
 
 def _empirical(network: QuantGraph, chosen: dict[str, FoldedConvBN], batches: Iterable[Any], exact: QuantGraph) -> Iterator[Step]:
-    for name, quantizer in activation_quantizers(network).items():
-        if quantizer.enabled and quantizer.running and not quantizer.initialized:  # those of constants read them when called
-            raise QATError(name, "no range yet", "a calibrated network", "Call qat.calibrate(prepared, batches) first.")
+    check_calibrated(network, switched_off=False)
     wanted = {name: _Moments(layer) for name, layer in chosen.items()}
     stream = Stream([network], _measured_in_float(exact, wanted, batches))
     for stop in stream:

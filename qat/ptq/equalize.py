@@ -32,6 +32,7 @@ from qat.ptq.relu6 import replace_clips
 DEAD = 1e-6
 # ReLU6, and how many standard deviations above its mean a channel is taken to end.
 _LIMIT, _DEVIATIONS = 6.0, 4.0
+_WHY_NOT = "ReLU6 between them is not positively homogeneous; replace_relu6=True puts ReLU in its place"
 
 
 def pair_scales(r1: Tensor, r2: Tensor) -> Tensor:
@@ -72,7 +73,8 @@ def equalize(
         replace_relu6: put ReLU in the place of ReLU6 between two layers. This changes the function; the report says by how much on
             example_inputs.
         within_relu6: leave ReLU6, and scale through it only channels that stay below 6, before and after, as their BatchNorm says (mean
-            and 4 standard deviations). This hardly changes the function.
+            and 4 standard deviations). The function stays as far as that is true; the report says by how much outputs move
+            on example_inputs.
         overrides, concrete_args: as in `qat.fold`.
 
     Returns:
@@ -126,9 +128,6 @@ def equalize(
         report.done.append((link.name, f"{done}, largest filter to median {spans[link]:.3g} before, {_span(link):.3g} after"))
     graph.step_reports.append(report)
     return graph
-
-
-_WHY_NOT = "ReLU6 between them is not positively homogeneous; replace_relu6=True puts ReLU in its place"
 
 
 def below(link: Link) -> Tensor:

@@ -58,10 +58,9 @@ def prepared_steps(prepared: QuantGraph, data: ImageData, ptq: dict[str, Any], s
     if ptq["adaround"]:
         prepared = qat.ptq.adaround(prepared, batches, iterations=ptq["adaround"], seed=seed)
         yield "adaround", prepared
-    if ptq["correct_bias"] == "empirical":
-        yield "correct_bias", qat.ptq.correct_bias(prepared, batches, reference=unrounded)
-    elif ptq["correct_bias"]:
-        yield "correct_bias", qat.ptq.correct_bias(prepared, reference=unrounded)
+    if ptq["correct_bias"]:
+        measured = batches if ptq["correct_bias"] == "empirical" else None
+        yield "correct_bias", qat.ptq.correct_bias(prepared, measured, method=ptq["correct_bias"], reference=unrounded)
 
 
 def first_pictures(data: ImageData, count: int) -> list[Tensor]:

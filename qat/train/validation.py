@@ -12,7 +12,6 @@ from qat.train.problems import Problems
 
 WEIGHT_RANGES = ("minmax", "mse", "percentile", "lsq")
 ACTIVATION_RANGES = ("ema", "minmax", "mse", "percentile", "lsq")
-CORRECTIONS = ("empirical", "analytic")
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
 
 
@@ -122,7 +121,11 @@ def _trainer(trainer: dict[str, Any], problems: Problems) -> None:
 def _post_training(config: dict[str, Any], problems: Problems) -> None:
     ptq, trainer = config["ptq"], config["trainer"]
     correction, rounds = ptq["correct_bias"], problems.number("ptq.adaround", ptq["adaround"], 0, whole=True) and ptq["adaround"]
-    corrects = correction is not None and problems.name("ptq.correct_bias", correction, CORRECTIONS)
+    corrects = False
+    if correction is not None:
+        from qat.ptq.correct_bias import METHODS  # here, so that other recipes are checked without it
+
+        corrects = problems.name("ptq.correct_bias", correction, METHODS)
     problems.number("ptq.pictures", ptq["pictures"], 1, whole=True)
     for key in ("within_relu6", "replace_relu6"):
         if ptq[key] and not ptq["equalize"]:
