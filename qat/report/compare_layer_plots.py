@@ -7,12 +7,12 @@ from matplotlib.collections import LineCollection
 
 from qat.report.compare_layers import Array
 from qat.report.compare_palette import Style
-from qat.report.compare_panel import GREY, SMALL, heading, panel, short, svg
+from qat.report.compare_panel import GREY, SMALL, heading, logarithmic, panel, short, svg
 from qat.report.plots import INK
 
 Layers = dict[str, dict[str, Any]]  # variant -> `mean_layers` of its runs
 WORST = 15
-_ROW, _FRAME = 0.24, 0.9  # inches: a row, and what title and axis take
+_ROW, _FRAME = 0.24, 0.8  # inches: a row, and what title and axis take
 
 
 def _names(layers: Layers, section: str, inner: str | None = None) -> list[str]:
@@ -31,7 +31,8 @@ def range_strips(setting: str, layers: Layers, styles: dict[str, Style], weights
         return ""
     ends = ("scale_high",) if weights else ("low", "high")
     strips = {name: _strip(name, layers, ends, weights) for name in names}
-    figure, axes = panel(_FRAME + 0.3 * len(names))
+    shown = [short(name.removesuffix(".weight_quantizer").removeprefix("quantizers."), 20) for name in names]
+    figure, axes = panel(_FRAME + 0.3 * len(names), shown, right=1.0)
     for variant, found in layers.items():
         lines = []
         for row, name in enumerate(names):
@@ -49,7 +50,7 @@ def range_strips(setting: str, layers: Layers, styles: dict[str, Style], weights
     last = max(float(found["ranges"]["steps"][-1]) for found in layers.values() if "ranges" in found)
     axes.set_xlim(0, last)
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_yticks(range(len(names)), [short(name.removesuffix(".weight_quantizer").removeprefix("quantizers.")) for name in names])
+    axes.locator_params(axis="x", nbins=4)
     right = axes.secondary_yaxis("right")
     right.set_yticks(range(len(names)), [_span(*strips[name], weights) for name in names])
     right.tick_params(labelsize=SMALL, length=0)
@@ -74,13 +75,14 @@ def _span(low: float, high: float, weights: bool) -> str:
     if not np.isfinite(low):
         return "–"
     low, high = (float(np.exp(low)), float(np.exp(high))) if weights else (low, high)
-    return f"{low:.2g} … {high:.2g}".replace("-", "−")
+    ends = dict.fromkeys(f"{end:.2g}".replace("-", "−") for end in (low, high))
+    return " … ".join(ends)
 
 
 def filter_boxes(title: str, filters: dict[str, dict[str, Array]], style: Style) -> str:
     """max |w| of the filters of each layer of one variant: ends, quartiles and median, grey before folding, coloured after."""
     names = list(filters)
-    figure, axes = panel(_FRAME + _ROW * len(names))
+    figure, axes = panel(_FRAME + _ROW * len(names), [short(name) for name in names])
     smallest = []
     for when, shift, colour in (("before", -0.18, GREY), ("after", 0.18, style.colour)):
         rows = [(row, widths[widths > 0]) for row, name in enumerate(names) if (widths := filters[name].get(when)) is not None]
@@ -95,9 +97,7 @@ def filter_boxes(title: str, filters: dict[str, dict[str, Array]], style: Style)
         smallest.append(marks[:, 0].min())
     if not smallest:
         return ""
-    axes.set_xscale("log")
-    axes.set_yticks(range(len(names)), [short(name) for name in names])
-    axes.set_ylim(len(names) - 0.4, -0.6)
+    logarithmic(axes.xaxis)
     axes.grid(False, axis="y")
     heading(axes, title, "largest |w| of a filter: before folding (grey), after")
     return svg(figure, f"Ranges of filters before and after folding, {title}")
@@ -108,7 +108,7 @@ def spread_dots(setting: str, layers: Layers, styles: dict[str, Style]) -> str:
     names = _names(layers, "filters")
     if not names:
         return ""
-    figure, axes = panel(_FRAME + _ROW * len(names))
+    figure, axes = panel(_FRAME + _ROW * len(names), [short(name) for name in names])
     for variant, found in layers.items():
         own = found.get("filters", {})
         places = [(row, own[name]["after"]) for row, name in enumerate(names) if name in own]
@@ -117,9 +117,7 @@ def spread_dots(setting: str, layers: Layers, styles: dict[str, Style]) -> str:
             style = styles[variant]
             rows, ratios = zip(*dots)
             axes.plot(ratios, rows, linestyle="none", marker=style.marker, markersize=4, color=style.colour, alpha=0.85, markeredgewidth=0)
-    axes.set_xscale("log")
-    axes.set_yticks(range(len(names)), [short(name) for name in names])
-    axes.set_ylim(len(names) - 0.4, -0.6)
+    logarithmic(axes.xaxis)
     heading(axes, f"{setting}: filters after folding", "largest range over the median one")
     return svg(figure, f"Largest over median filter range after folding, {setting}")
 
@@ -130,9 +128,10 @@ def noise_map(setting: str, layers: Layers) -> str:
     if not names:
         return ""
     values = np.array([[layers[variant]["sqnr"].get(name, np.nan) for variant in variants] for name in names])
-    figure, axes = panel(_FRAME + 0.7 + 0.2 * len(names))
+    figure, axes = panel(_FRAME + 0.7 + 0.2 * len(names), [short(name.removeprefix("quantizers.")) for name in names])
+    figure.subplots_adjust(bottom=1.15 / figure.get_figheight())
     axes.grid(False)
-    picture = axes.imshow(values, cmap="cividis", aspect="auto")
+    axes.imshow(values, cmap="cividis", aspect="auto")
     low, high = np.nanmin(values), np.nanmax(values)
     if len(variants) <= 8:
         for (row, column), value in np.ndenumerate(values):
@@ -140,9 +139,7 @@ def noise_map(setting: str, layers: Layers) -> str:
                 dark = value < (low + high) / 2
                 axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=SMALL, color="white" if dark else INK)
     axes.set_xticks(range(len(variants)), [short(variant, 18) for variant in variants], rotation=50, ha="right", rotation_mode="anchor")
-    axes.set_yticks(range(len(names)), [short(name.removeprefix("quantizers.")) for name in names])
-    bar = figure.colorbar(picture, ax=axes, fraction=0.05, aspect=40)
-    bar.ax.tick_params(labelsize=SMALL)
+    axes.set_ylim(len(names) - 0.5, -0.5)
     heading(axes, f"{setting}: SQNR in dB")
     return svg(figure, f"Signal to quantization noise in dB, layers by variants, {setting}")
 
@@ -155,7 +152,7 @@ def worst_layers(setting: str, layers: Layers, styles: dict[str, Style]) -> str:
     names = list(dict.fromkeys(name for own in found.values() for name in own))
     means = {name: float(np.mean([own[name] for own in found.values() if name in own])) for name in names}
     worst = sorted(names, key=lambda name: -means[name])[:WORST]
-    figure, axes = panel(_FRAME + _ROW * len(worst))
+    figure, axes = panel(_FRAME + _ROW * len(worst), [short(name) for name in worst])
     axes.hlines(range(len(worst)), 0, [means[name] for name in worst], color="#c4c9d1", linewidth=4)
     for variant, own in found.items():
         style = styles[variant]
@@ -166,8 +163,6 @@ def worst_layers(setting: str, layers: Layers, styles: dict[str, Style]) -> str:
                 losses, rows, linestyle="none", marker=style.marker, markersize=4.5, color=style.colour, alpha=0.85, markeredgewidth=0
             )
     axes.axvline(0, color=INK, linewidth=0.8)
-    axes.set_yticks(range(len(worst)), [short(name) for name in worst])
-    axes.set_ylim(len(worst) - 0.4, -0.6)
     axes.locator_params(axis="x", nbins=5)
     heading(axes, f"{setting}: layers that cost most", "loss with this layer alone quantized − unquantized")
     return svg(figure, f"Layers that cost most when quantized alone, {setting}")

@@ -10,7 +10,7 @@ from qat.report.compare_numbers import BASELINE, BELOW_BEST, BEST, LIKE_BEST, Ro
 from qat.report.compare_palette import styles
 from qat.report.compare_plots import swatch
 from qat.report.compare_sections import sections
-from qat.report.compare_words import columns, compared, findings, followers, left_out, number, p_text, shown, text
+from qat.report.compare_words import columns, compared, findings, followers, left_out, number, p_text, shown, size, text
 from qat.report.comparison import Comparison
 
 MARKS = {BEST: "best", LIKE_BEST: "≈", BELOW_BEST: "", "unknown": "?"}
@@ -23,7 +23,7 @@ def page_of(found: Comparison) -> str:
     environment = Environment(loader=PackageLoader("qat.report", "."), autoescape=True, undefined=StrictUndefined)
     told = findings(found.rows, found.cells, found.baseline)
     return environment.get_template("compare.html.j2").render(
-        title=f"Comparison: {len(found.cells.variants)} variants, {len(found.cells.settings)} settings",
+        title=f"Comparison: {size(found.cells)}",
         compared=compared(found.cells, found.runs),
         facts=facts(found),
         usual=usual(found),

@@ -6,7 +6,7 @@ from qat.report.compare_cells import Cell
 from qat.report.compare_layers import Array, nanmean
 from qat.report.compare_numbers import Row
 from qat.report.compare_palette import Style
-from qat.report.compare_panel import GREY, heading, panel, short, svg
+from qat.report.compare_panel import GREY, heading, logarithmic, panel, short, svg
 from qat.report.compare_runs import curve, is_number
 from qat.report.plots import INK
 from qat.report.statistics import estimate
@@ -62,7 +62,7 @@ def seed_curves(cell: Cell) -> tuple[Array, Array] | None:
 
 def intervals(setting: str, rows: list[Row], styles: dict[str, Style]) -> str:
     """A dot and its 95 % interval for each variant, small dots for the seeds, and the float networks as a line with theirs."""
-    figure, axes = panel(0.9 + 0.27 * len(rows))
+    figure, axes = panel(0.8 + 0.27 * len(rows), [short(row.cell.variant) for row in rows])
     floats = sorted({(seed, run.accuracy["float"]) for row in rows for seed, run in row.cell.runs.items() if "float" in run.accuracy})
     if floats:
         reference = estimate([value for _, value in floats])
@@ -76,8 +76,6 @@ def intervals(setting: str, rows: list[Row], styles: dict[str, Style]) -> str:
         )
         own = [run.shipped for run in row.cell.runs.values()]
         axes.scatter(own, [place + 0.3] * len(own), s=7, color=style.colour, alpha=0.6, linewidths=0)
-    axes.set_yticks(range(len(rows)), [short(row.cell.variant) for row in rows])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(False, axis="y")
     axes.locator_params(axis="x", nbins=5)
     heading(axes, setting, "test accuracy, 95 % interval over seeds")
@@ -104,7 +102,7 @@ def jitter_lines(setting: str, layers: dict[str, dict], styles: dict[str, Style]
     if not shares or not len(values := np.concatenate(shares)):
         return ""
     if values.min() > 0:
-        axes.set_yscale("log")
+        logarithmic(axes.yaxis)
     else:
         axes.set_yscale("function", functions=(lambda y: np.sqrt(np.maximum(y, 0)), np.square))
         axes.set_ylim(0, max(float(values.max()) * 1.05, 1e-6))

@@ -12,7 +12,7 @@ from qat.report.compare_plots import accuracy_curves, intervals, jitter_lines
 from qat.report.comparison import Comparison
 
 MOST_PANELS = 24  # settings with curves
-MOST_FOLDED = 8  # settings with plots of layers
+MOST_FOLDED = 12_000_000  # characters, after which no other setting gets plots of layers
 MOST_BOXES = 10  # variants with filters of their own
 
 
@@ -25,6 +25,11 @@ class Section:
     note: str
     panels: list[Markup] = field(default_factory=list)
     groups: list[tuple[str, list[Markup]]] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """Characters drawn."""
+        return sum(map(len, self.panels)) + sum(len(svg) for _, panels in self.groups for svg in panels)
 
     def add(self, *drawn: str) -> None:
         self.panels += [Markup(svg) for svg in drawn if svg]
@@ -75,16 +80,18 @@ def sections(found: Comparison, look: dict[str, Style]) -> list[Section]:
     """Those that have something to show, the others with a word on what is missing."""
     drawn = _sections()
     shown = found.cells.settings[:MOST_PANELS]
-    for i, setting in enumerate(shown):
+    folded = 0
+    for setting in shown:
         cells = found.cells.of(setting)
         drawn["ends"].add(intervals(setting, found.rows_at(setting), look))
         drawn["curves"].add(accuracy_curves(setting, cells, look))
         layers = {cell.variant: mean_layers([run.folder for run in cell.runs.values()]) for cell in cells}
         drawn["jitter"].add(jitter_lines(setting, layers, look))
-        if i < MOST_FOLDED:
+        if sum(section.size for section in drawn.values()) < MOST_FOLDED:
             _fold(drawn, setting, layers, look)
+            folded += 1
     for section in drawn.values():
-        _limits(section, len(found.cells.settings))
+        _limits(section, len(found.cells.settings), folded if section.groups else MOST_PANELS)
     return list(drawn.values())
 
 
@@ -97,10 +104,10 @@ def _fold(drawn: dict[str, Section], setting: str, layers: dict[str, dict[str, A
     drawn["alone"].group(setting, worst_layers(setting, layers, look))
 
 
-def _limits(section: Section, settings: int) -> None:
+def _limits(section: Section, settings: int, most: int) -> None:
     """Say what is not shown."""
     if not section.panels and not section.groups:
         source = {"curves": "metrics.csv has no validation accuracy"}.get(section.name, "layers.json of these runs does not have it")
         section.note = f"Left out: {source}."
-    elif settings > (most := MOST_FOLDED if section.groups else MOST_PANELS):
+    elif settings > most:
         section.note += f" The first {most} of {settings} settings; compare fewer folders to see the others."

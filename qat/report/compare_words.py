@@ -43,12 +43,19 @@ def count(n: int, what: str) -> str:
     return f"{n} {what}" + ("" if n == 1 else "s")
 
 
+def size(cells: Cells) -> str:
+    """8 strategies in 4 settings."""
+    n, settings = len(cells.variants), count(len(cells.settings), "setting")
+    if cells.by != ["fold.name"]:
+        return f"{n} values of {listed(cells.by)} in {settings}"
+    return f"{n} {'strategy' if n == 1 else 'strategies'} in {settings}"
+
+
 def compared(cells: Cells, runs: list[Run]) -> str:
     """What was compared, in one sentence."""
     seeds = sorted({seed for cell in cells.cells for seed in cell.runs})
     sizes = Counter(len(cell.runs) for cell in cells.cells)
-    by = "strategies" if cells.by == ["fold.name"] else "values of " + listed(cells.by)
-    told = f"{len(cells.variants)} {by} in {count(len(cells.settings), 'setting')}: {count(sum(len(c.runs) for c in cells.cells), 'run')}"
+    told = f"{size(cells)}: {count(sum(len(c.runs) for c in cells.cells), 'run')}"
     each = f"{next(iter(sizes))} in each cell" if len(sizes) == 1 else f"{min(sizes)} to {max(sizes)} in a cell"
     named = ", ".join(map(str, seeds)) if len(seeds) <= 12 else f"{seeds[0]} to {seeds[-1]}"
     return f"{told} of {count(len(seeds), 'seed')} ({named}), {each}."
