@@ -82,12 +82,12 @@ def sections(found: Comparison, look: dict[str, Style]) -> list[Section]:
     shown = found.cells.settings[:MOST_PANELS]
     folded = 0
     for setting in shown:
-        cells = found.cells.of(setting)
+        cells, room = found.cells.of(setting), sum(section.size for section in drawn.values()) < MOST_FOLDED
         drawn["ends"].add(intervals(setting, found.rows_at(setting), look))
         drawn["curves"].add(accuracy_curves(setting, cells, look))
         layers = {cell.variant: mean_layers([run.folder for run in cell.runs.values()]) for cell in cells}
         drawn["jitter"].add(jitter_lines(setting, layers, look))
-        if sum(section.size for section in drawn.values()) < MOST_FOLDED:
+        if room:
             _fold(drawn, setting, layers, look)
             folded += 1
     for section in drawn.values():
