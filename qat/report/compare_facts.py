@@ -33,7 +33,7 @@ def facts(found: Comparison) -> list[tuple[str, str]]:
         if "float" in run.accuracy
     }
     floats = [accuracy for accuracy, *_ in by_seed]
-    rows = [("the same in all runs", head or "–")]
+    rows = [("the same in all runs", head)] if head else []
     if floats:
         one = len({(model, data) for _, model, data, _ in by_seed}) == 1
         rows.append(("test accuracy of the float networks", shown(estimate(floats)) if one else f"{min(floats):.4f} to {max(floats):.4f}"))

@@ -7,10 +7,10 @@ from typing import Any
 
 from qat.report.compare_cells import Cell, Cells
 from qat.report.compare_runs import Run, is_number
-from qat.report.statistics import ALPHA, Estimate, Paired, estimate, holm, paired
+from qat.report.statistics import ALPHA, SAME, Estimate, Paired, estimate, holm, paired
 
 BASELINE, BETTER, WORSE, NO_DIFFERENCE, NOT_TESTED = "baseline", "better", "worse", "no difference found", "not tested"
-BEST, LIKE_BEST, BELOW_BEST, UNKNOWN = "best", "like best", "below", "unknown"
+BEST, LIKE_BEST, BELOW_BEST, UNKNOWN, ALONE = "best", "like best", "below", "unknown", "alone"
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Row:
         to_baseline: against the baseline in the same setting, over common seeds; None where there is none.
         p: of `to_baseline`, corrected for the comparisons in this setting.
         verdict: one of the words above; `why` says what keeps a test from being made.
-        standing: against the best of the setting.
+        standing: against the best of the setting; all with the highest mean are best, and none where it is alone.
         simulated: seeds without an integer accuracy, for which that of the simulation stands.
         seconds_per_step, memory: medians over seeds; seconds of training over optimizer steps, MB.
     """
@@ -105,8 +105,7 @@ def _judged(rows: list[Row], baseline: str | None) -> list[Row]:
     p_best = _corrected(to_best)
     judged = []
     for i, row in enumerate(rows):
-        standing = BEST if row is best else UNKNOWN if i not in p_best else BELOW_BEST if p_best[i] < ALPHA else LIKE_BEST
-        row = replace(row, standing=standing)
+        row = replace(row, standing=_standing(row, best, p_best.get(i)) if len(rows) > 1 else ALONE)
         if base is None:
             why = "no baseline" if baseline is None else f"no finished run of {baseline} here"
             judged.append(replace(row, verdict=NOT_TESTED, why=why))
@@ -116,6 +115,12 @@ def _judged(rows: list[Row], baseline: str | None) -> list[Row]:
             verdict, why = _verdict(tests[i], p_values.get(i))
             judged.append(replace(row, to_baseline=tests[i], p=p_values.get(i), verdict=verdict, why=why))
     return judged
+
+
+def _standing(row: Row, best: Row, p: float | None) -> str:
+    if row.accuracy.mean >= best.accuracy.mean - SAME:
+        return BEST
+    return UNKNOWN if p is None else BELOW_BEST if p < ALPHA else LIKE_BEST
 
 
 def _verdict(test: Paired, p: float | None) -> tuple[str, str]:
@@ -139,10 +144,14 @@ def mean_ranks(rows: list[Row], cells: Cells) -> dict[str, float]:
     return {name: sum(own) / len(own) for name, own in ranks.items() if own}
 
 
-def choose_baseline(cells: Cells) -> str | None:
-    """`bn_correction` where it is among the variants, else the one in most settings; None where there is one variant."""
-    if len(cells.variants) < 2:
+def choose_baseline(cells: Cells, asked: str | None) -> str | None:
+    """The variant to compare with: the one asked for, of several with that strategy the one in most settings.
+
+    Without a name `bn_correction` where it is there, else the variant in most settings; None where there is one variant.
+    """
+    if asked is None and len(cells.variants) < 2:
         return None
-    if "bn_correction" in cells.variants:
-        return "bn_correction"
-    return max(cells.variants, key=lambda name: sum(cell.variant == name for cell in cells.cells))
+    names = [name for name in cells.variants if name.partition(",")[0] == (asked or "bn_correction")]
+    if asked in cells.variants or (asked is not None and not names):
+        return asked
+    return max(names or cells.variants, key=lambda name: sum(cell.variant == name for cell in cells.cells))

@@ -6,14 +6,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from qat.report.compare_facts import commands, facts, usual
-from qat.report.compare_numbers import BASELINE, BELOW_BEST, BEST, LIKE_BEST, Row, mean_ranks
+from qat.report.compare_numbers import BEST, LIKE_BEST, UNKNOWN, Row, mean_ranks
 from qat.report.compare_palette import styles
 from qat.report.compare_plots import swatch
 from qat.report.compare_sections import sections
 from qat.report.compare_words import columns, compared, findings, followers, left_out, number, p_text, shown, size, text
 from qat.report.comparison import Comparison
 
-MARKS = {BEST: "best", LIKE_BEST: "≈", BELOW_BEST: "", "unknown": "?"}
+MARKS = {LIKE_BEST: "≈", UNKNOWN: "?"}
 _WIDEST = 6  # settings side by side; more are rows
 
 
@@ -68,7 +68,7 @@ def cell_line(row: Row, details: list[str]) -> list[str]:
 def matrix(found: Comparison) -> dict[str, Any]:
     """Variants by settings, or settings by variants where there are many settings: {"columns", "rows": [(name, entries)]}.
 
-    An entry is None or {"mean", "half", "standing", "mark", "baseline"}.
+    An entry is None or {"mean", "half", "best", "mark"}.
     """
     entries = {(row.cell.variant, row.cell.setting): _entry(row) for row in found.rows}
     cells, ranks = found.cells, mean_ranks(found.rows, found.cells)
@@ -90,5 +90,4 @@ def _rank(ranks: dict[str, float], name: str) -> str | None:
 
 def _entry(row: Row) -> dict[str, Any]:
     half = "" if row.accuracy.half is None else f"± {row.accuracy.half:.4f}"
-    mark = MARKS[row.standing]
-    return {"mean": number(row.accuracy.mean), "half": half, "standing": row.standing, "mark": mark, "baseline": row.verdict == BASELINE}
+    return {"mean": number(row.accuracy.mean), "half": half, "best": row.standing == BEST, "mark": MARKS.get(row.standing, "")}

@@ -74,7 +74,8 @@ def findings(rows: list[Row], cells: Cells, baseline: str | None) -> list[str]:
     told = [_of_setting([row for row in rows if row.cell.setting == setting], setting, baseline) for setting in cells.settings]
     alone = [name for name in cells.settings if (own := cells.of(name)) and baseline not in [cell.variant for cell in own]]
     if alone:
-        told.append(f"No finished run of {baseline}, so nothing is compared: {'; '.join(alone)}.")
+        more = f"; and {count(len(alone) - 3, 'more setting')}" if len(alone) > 3 else ""
+        told.append(f"No finished run of {baseline}, so nothing is compared: {'; '.join(alone[:3])}{more}.")
     verdicts = Counter(row.verdict for row in rows if row.verdict != BASELINE)
     found, tested = verdicts[BETTER] + verdicts[WORSE], sum(verdicts.values()) - verdicts[NOT_TESTED]
     show = "shows" if found == 1 else "show"

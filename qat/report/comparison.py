@@ -49,9 +49,9 @@ def compare_runs(folders: list[Path], baseline: str | None, by: Sequence[str], d
     cells = into_cells(runs, by)
     # a strategy without a finished run is a gap to be told, not a word to be refused
     missing = [*ORDER, *(str(item.config.get(STRATEGY)) for item in left)] if cells.by == [STRATEGY] else []
+    baseline = choose_baseline(cells, baseline)
     if baseline is not None and baseline not in missing:
         check_name("--baseline", baseline, cells.variants)
-    baseline = choose_baseline(cells) if baseline is None else baseline
     kept = [run for cell in cells.cells for run in cell.runs.values()]
     return Comparison(kept, [*left, *cells.duplicates], cells, rows_of(cells, baseline), baseline)
 

@@ -1,4 +1,4 @@
-"""result.json: what a run came to. Comparison reads nothing else."""
+"""result.json: what a run came to."""
 
 import json
 import os

@@ -12,7 +12,7 @@ from scipy import stats
 
 LEVEL = 0.95
 ALPHA = 0.05
-_SAME = 1e-12  # differences of accuracies that spread by less than this are the same, written in float64
+SAME = 1e-12  # differences of accuracies that spread by less than this are the same, written in float64
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     array = np.asarray(values, dtype=np.float64)
     if len(array) == 1:
         return Estimate(float(array[0]), None, 1)
-    if np.ptp(array) <= _SAME:
+    if np.ptp(array) <= SAME:
         return Estimate(float(array.mean()), 0.0, len(array))
     error = array.std(ddof=1) / np.sqrt(len(array))
     return Estimate(float(array.mean()), float(stats.t.ppf((1 + LEVEL) / 2, len(array) - 1) * error), len(array))
@@ -75,8 +75,8 @@ def paired(values: Sequence[float], base: Sequence[float]) -> Paired:
     found = estimate(differences.tolist())
     if found.n == 1:
         return Paired(found, None, "one seed")
-    if np.ptp(differences) <= _SAME:
-        if abs(found.mean) <= _SAME:
+    if np.ptp(differences) <= SAME:
+        if abs(found.mean) <= SAME:
             return Paired(Estimate(0.0, 0.0, found.n), 1.0)
         return Paired(Estimate(found.mean, None, found.n), None, "the same difference in every seed")
     return Paired(found, float(stats.ttest_1samp(differences, 0.0).pvalue))

@@ -100,6 +100,18 @@ def test_a_key_that_varies_within_a_strategy_makes_settings_or_variants(tmp_path
     assert found.variants == ["naive", "bn_correction, freeze 0.25", "bn_correction, freeze 0.5", "static"]
 
 
+def test_a_baseline_with_variations_is_the_one_in_most_settings(tmp_path, capsys):
+    for setting, freeze in ((SETTINGS[0], 0.25), (SETTINGS[0], 0.5), (SETTINGS[1], 0.5)):
+        run_of(tmp_path, "bn_correction", 0, 0.9, fold__freeze=freeze, setting=setting)
+        if freeze == 0.5:
+            run_of(tmp_path, "naive", 0, 0.9, setting=setting)
+    for asked in ("bn_correction", None):
+        compare([tmp_path], tmp_path, asked)
+        assert "against bn_correction, freeze 0.5:" in capsys.readouterr().out
+    compare([tmp_path], tmp_path, "bn_correction, freeze 0.25")
+    assert "No finished run of bn_correction, freeze 0.25, so nothing is compared: W4A8 per tensor." in capsys.readouterr().out
+
+
 def test_other_keys_than_the_strategy_can_be_compared(tmp_path, capsys):
     for seed in range(3):
         run_of(tmp_path, "static", seed, 0.90 + 0.01 * seed, optim__name="sgd")
