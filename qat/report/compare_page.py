@@ -21,6 +21,7 @@ def page_of(found: Comparison) -> str:
     """The whole page. Text is escaped."""
     look = styles(found.cells.variants)
     environment = Environment(loader=PackageLoader("qat.report", "."), autoescape=True, undefined=StrictUndefined)
+    drawn, missing = sections(found, look)
     told = findings(found.rows, found.cells, found.baseline)
     return environment.get_template("compare.html.j2").render(
         title=f"Comparison: {size(found.cells)}",
@@ -38,7 +39,8 @@ def page_of(found: Comparison) -> str:
         settings=[(setting, [cell_line(row, columns(found.cells)) for row in found.rows_at(setting)]) for setting in found.cells.settings],
         commands=commands(found),
         legend=[(name, Markup(swatch(style))) for name, style in look.items()],
-        sections=sections(found, look),
+        sections=drawn,
+        missing=missing,
     )
 
 
@@ -71,7 +73,7 @@ def matrix(found: Comparison) -> dict[str, Any]:
     An entry is None or {"mean", "half", "best", "mark"}.
     """
     entries = {(row.cell.variant, row.cell.setting): _entry(row) for row in found.rows}
-    cells, ranks = found.cells, mean_ranks(found.rows, found.cells)
+    cells, ranks = found.cells, mean_ranks(found.rows, found.cells) if len(found.cells.settings) > 1 else {}
     if len(cells.settings) > _WIDEST:
         rows = [(setting, [entries.get((name, setting)) for name in cells.variants], None) for setting in cells.settings]
         return {

@@ -1,6 +1,7 @@
 """Accuracy of several variants: over the training, and at its end with intervals."""
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from qat.report.compare_cells import Cell
 from qat.report.compare_layers import Array, nanmean
@@ -25,7 +26,7 @@ def accuracy_curves(setting: str, cells: list[Cell], styles: dict[str, Style]) -
             continue
         steps, stack = found
         mean = nanmean(list(stack))
-        axes.plot(steps, mean, color=style.colour, linestyle=style.line, linewidth=1.5)
+        _line(axes, steps, mean, style)
         if len(stack) > 1:
             axes.fill_between(steps, stack.min(0), stack.max(0), color=style.colour, alpha=0.15, linewidth=0)
         freezes = {run.result.get("freeze_step") for run in cell.runs.values()}
@@ -47,6 +48,12 @@ def accuracy_curves(setting: str, cells: list[Cell], styles: dict[str, Style]) -
     axes.set_ylim(max(bottom - 2 * margin, -0.02), min(top + margin, 1.02))
     heading(axes, setting, "optimizer step", "validation accuracy")
     return svg(figure, f"Validation accuracy against optimizer step, {setting}")
+
+
+def _line(axes: Axes, steps: Array, values: Array, style: Style) -> None:
+    """With a few markers, so that a single point shows and grey print tells the lines apart."""
+    every = max(1, len(steps) // 6)
+    axes.plot(steps, values, color=style.colour, linestyle=style.line, linewidth=1.5, marker=style.marker, markersize=3.5, markevery=every)
 
 
 def seed_curves(cell: Cell) -> tuple[Array, Array] | None:
@@ -77,6 +84,8 @@ def intervals(setting: str, rows: list[Row], styles: dict[str, Style]) -> str:
         own = [run.shipped for run in row.cell.runs.values()]
         axes.scatter(own, [place + 0.3] * len(own), s=7, color=style.colour, alpha=0.6, linewidths=0)
     axes.grid(False, axis="y")
+    low, high = axes.get_xlim()
+    axes.set_xlim(max(low, -0.02), min(high, 1.02))  # intervals of few seeds can reach beyond what an accuracy can be
     axes.locator_params(axis="x", nbins=5)
     heading(axes, setting, "test accuracy, 95 % interval over seeds")
     return svg(figure, f"Test accuracy with intervals, {setting}")
@@ -95,7 +104,7 @@ def jitter_lines(setting: str, layers: dict[str, dict], styles: dict[str, Style]
             continue
         steps, runs = found["jitter"]["steps"], np.array(found["jitter"]["runs"])
         style, mean = styles[variant], nanmean(list(runs))
-        axes.plot(steps, mean, color=style.colour, linestyle=style.line, linewidth=1.5)
+        _line(axes, steps, mean, style)
         if len(runs) > 1:
             axes.fill_between(steps, runs.min(0), runs.max(0), color=style.colour, alpha=0.15, linewidth=0)
         shares.append(runs[np.isfinite(runs)])

@@ -9,6 +9,7 @@ from qat.report.compare_layer_plots import filter_boxes, noise_map, range_strips
 from qat.report.compare_layers import mean_layers
 from qat.report.compare_palette import Style
 from qat.report.compare_plots import accuracy_curves, intervals, jitter_lines
+from qat.report.compare_words import listed
 from qat.report.comparison import Comparison
 
 MOST_PANELS = 24  # settings with curves
@@ -25,6 +26,10 @@ class Section:
     note: str
     panels: list[Markup] = field(default_factory=list)
     groups: list[tuple[str, list[Markup]]] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        return not self.panels and not self.groups
 
     @property
     def size(self) -> int:
@@ -76,8 +81,8 @@ def _sections() -> dict[str, Section]:
     return {name: Section(name, *words) for name, words in told.items()}
 
 
-def sections(found: Comparison, look: dict[str, Style]) -> list[Section]:
-    """Those that have something to show, the others with a word on what is missing."""
+def sections(found: Comparison, look: dict[str, Style]) -> tuple[list[Section], str]:
+    """Those that have something to show, and a word on what is missing."""
     drawn = _sections()
     shown = found.cells.settings[:MOST_PANELS]
     folded = 0
@@ -92,7 +97,7 @@ def sections(found: Comparison, look: dict[str, Style]) -> list[Section]:
             folded += 1
     for section in drawn.values():
         _limits(section, len(found.cells.settings), folded if section.groups else MOST_PANELS)
-    return list(drawn.values())
+    return [section for section in drawn.values() if not section.empty], _missing(list(drawn.values()))
 
 
 def _fold(drawn: dict[str, Section], setting: str, layers: dict[str, dict[str, Any]], look: dict[str, Style]) -> None:
@@ -106,8 +111,13 @@ def _fold(drawn: dict[str, Section], setting: str, layers: dict[str, dict[str, A
 
 def _limits(section: Section, settings: int, most: int) -> None:
     """Say what is not shown."""
-    if not section.panels and not section.groups:
-        source = {"curves": "metrics.csv has no validation accuracy"}.get(section.name, "layers.json of these runs does not have it")
-        section.note = f"Left out: {source}."
-    elif settings > most:
+    if settings > most:
         section.note += f" The first {most} of {settings} settings; compare fewer folders to see the others."
+
+
+def _missing(drawn: list[Section]) -> str:
+    """A sentence on the pictures that no run has the numbers for; "" where all are there."""
+    curves = [section for section in drawn if section.empty and section.name == "curves"]
+    layers = [section.title.lower() for section in drawn if section.empty and section.name != "curves"]
+    told = ["Accuracy over the training is left out: no metrics.csv has a validation accuracy."] * len(curves)
+    return " ".join([*told, f"Left out, as no layers.json has the numbers: {listed(layers)}."] if layers else told)

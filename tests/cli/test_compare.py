@@ -191,7 +191,7 @@ def test_odd_layers_cost_at_most_their_plots(tmp_path, content):
     (folder / "metrics.csv").write_text("step,val_acc\n1,0.5\n2,\nx,0.5\n3,0.6\n4")
     compare([tmp_path], tmp_path, None)
     page = (tmp_path / "compare.html").read_text()
-    assert "Validation accuracy against optimizer step" in page and "Left out: layers.json of these runs does not have it." in page
+    assert "Validation accuracy against optimizer step" in page and "Left out, as no layers.json has the numbers: " in page
 
 
 def test_runs_from_before_a_key_was_there(tmp_path):
