@@ -23,6 +23,7 @@ def mean_layers(folders: list[Path]) -> dict[str, Any]:
     found = [read_json(folder / "layers.json") for folder in folders]
     sections: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
         "jitter": _jitter,
+        "jitter_statistics": _jitter,
         "ranges": _ranges,
         "filters": _filters,
         "sqnr": _numbers,

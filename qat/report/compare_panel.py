@@ -16,10 +16,10 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from matplotlib.transforms import ScaledTranslation
 
-from qat.report.plots import INK, to_svg
+from qat.report.plots import to_svg
 
 WIDTH, SMALL, NORMAL = 4.5, 8.5, 9.5  # inches; points
-GREY = "#6b7280"
+INK, GREY = "#222222", "#6b7280"
 
 
 def panel(height: float, rows: Sequence[str] = (), right: float = 0.1) -> tuple[Figure, Axes]:
@@ -34,7 +34,7 @@ def panel(height: float, rows: Sequence[str] = (), right: float = 0.1) -> tuple[
     figure = Figure(figsize=(WIDTH, height))
     figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, fill=False, linewidth=0))
     axes = figure.subplots()
-    left = 0.15 + max(map(len, rows)) * 0.58 * SMALL / 72 if rows else 0.62
+    left = 0.15 + max(map(len, rows)) * 0.58 * SMALL / 72 if rows else 0.72
     figure.subplots_adjust(left / WIDTH, 0.46 / height, 1 - right / WIDTH, 1 - 0.28 / height)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=SMALL, color=GREY)

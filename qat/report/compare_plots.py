@@ -7,9 +7,8 @@ from qat.report.compare_cells import Cell
 from qat.report.compare_layers import Array, nanmean
 from qat.report.compare_numbers import Row
 from qat.report.compare_palette import Style
-from qat.report.compare_panel import GREY, heading, logarithmic, panel, short, svg
+from qat.report.compare_panel import GREY, INK, heading, logarithmic, panel, short, svg
 from qat.report.compare_runs import curve, is_number
-from qat.report.plots import INK
 from qat.report.statistics import estimate
 
 
@@ -91,18 +90,19 @@ def intervals(setting: str, rows: list[Row], styles: dict[str, Style]) -> str:
     return svg(figure, f"Test accuracy with intervals, {setting}")
 
 
-def jitter_lines(setting: str, layers: dict[str, dict], styles: dict[str, Style]) -> str:
+def jitter_lines(setting: str, layers: dict[str, dict], styles: dict[str, Style], section: str = "jitter") -> str:
     """Share of integer weight codes that differ from the batch before's: median over layers, mean over seeds, band between the seeds.
 
     Args:
+        section: jitter, or jitter_statistics: what the batch's statistics alone move.
         layers: variant -> means over its seeds (`mean_layers`). The axis is logarithmic, or of square roots where there are zeros.
     """
     figure, axes = panel(3.0)
     shares = []
     for variant, found in layers.items():
-        if "jitter" not in found:
+        if section not in found:
             continue
-        steps, runs = found["jitter"]["steps"], np.array(found["jitter"]["runs"])
+        steps, runs = found[section]["steps"], np.array(found[section]["runs"])
         style, mean = styles[variant], nanmean(list(runs))
         _line(axes, steps, mean, style)
         if len(runs) > 1:
@@ -114,9 +114,10 @@ def jitter_lines(setting: str, layers: dict[str, dict], styles: dict[str, Style]
         logarithmic(axes.yaxis)
     else:
         axes.set_yscale("function", functions=(lambda y: np.sqrt(np.maximum(y, 0)), np.square))
-        axes.set_ylim(0, max(float(values.max()) * 1.05, 1e-6))
-    heading(axes, setting, "optimizer step", "share of changed weight codes")
-    return svg(figure, f"Weight jitter against optimizer step, {setting}")
+        axes.set_ylim(0, max(float(values.max()) * 1.05, 0.001))
+    what = ": by the statistics alone" if section == "jitter_statistics" else ""
+    heading(axes, setting + what, "optimizer step", "share of changed weight codes")
+    return svg(figure, f"Weight jitter{what} against optimizer step, {setting}")
 
 
 def swatch(style: Style) -> str:

@@ -89,7 +89,9 @@ def test_jitter_of_zero_is_shown(values, logarithmic):
     layers = {"naive": {"jitter": {"steps": np.arange(3.0), "layers": {}, "runs": [np.array(values)]}}, "static": {}}
     svg = jitter_lines("W4A8", layers, styles(list(layers)))
     assert "<path" in svg and ("0.001" in texts(svg)) == logarithmic
-    assert jitter_lines("W4A8", {"static": {}}, styles(["static"])) == ""
+    assert jitter_lines("W4A8", layers, styles(list(layers)), "jitter_statistics") == ""
+    layers["static"]["jitter_statistics"] = layers["naive"]["jitter"]
+    assert "W4A8: by the statistics alone" in texts(jitter_lines("W4A8", layers, styles(list(layers)), "jitter_statistics"))
 
 
 def test_the_layers_that_cost_most_come_first_and_no_more_than_can_be_read():
