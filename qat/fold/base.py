@@ -265,6 +265,15 @@ class FoldedConvBN(nn.Module):
         self._pool = None
 
     @torch.no_grad()
+    def quantized_under(self, running: Tensor) -> Tensor | None:
+        """sigma (C_out) of the last training forward's weight to quantize, gamma W / sigma; None where no statistics reach that weight.
+
+        Args:
+            running: `sigma` before that forward.
+        """
+        return running if self.folds_rows else None
+
+    @torch.no_grad()
     def drift(self) -> tuple[Tensor, Tensor] | None:
         """(|mu_B - mu| / sigma, |log(sigma_B / sigma)|) per channel of the last training batch; None when there was none."""
         if not self._seen_batch:

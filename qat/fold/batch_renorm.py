@@ -53,3 +53,11 @@ class BatchRenorm(FoldedConvBN):
         y = passes.quantized(gamma * r, sigma_B, bias)
         self.record(mu_B, var_B, count)
         return self.activation(y)
+
+    @torch.no_grad()
+    def quantized_under(self, running: Tensor) -> Tensor:
+        if self.frozen:
+            return running
+        # The means do not reach the weights.
+        sigma_B, mean = sigma_of(self.batch_var, self.bn.eps), self.batch_mean
+        return sigma_B / correction(mean, sigma_B, mean, running, self.r_max, self.d_max)[0]

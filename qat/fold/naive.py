@@ -10,6 +10,7 @@ first convolution), the variance biased; gradients flow through them. The quanti
 each channel follows its weights.
 """
 
+import torch
 from torch import Tensor
 
 from qat.fold.arithmetic import fold_bias, sigma
@@ -27,3 +28,7 @@ class Naive(FoldedConvBN):
         y = passes.quantized(self.gamma, sigma_B, fold_bias(self.conv.bias, self.gamma, self.beta, mu_B, sigma_B))
         self.record(mu_B, var_B, count)
         return self.activation(y)
+
+    @torch.no_grad()
+    def quantized_under(self, running: Tensor) -> Tensor:
+        return running if self.frozen else sigma(self.batch_var, self.bn.eps)

@@ -123,6 +123,14 @@ class TargetConfig:
 
 
 @dataclass
+class ReportConfig:
+    """What is measured for the report beside the result."""
+
+    moments: int = 60  # of the training at which jitter and ranges are recorded; 0: none
+    pictures: int = 256  # of the training split, without augmentation, for what is measured layer by layer at the end; 0: nothing is
+
+
+@dataclass
 class JobConfig:
     recipe: str | None = None
     seed: int = 0
@@ -137,6 +145,7 @@ class JobConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     target: TargetConfig = field(default_factory=TargetConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
 
 
 def schema() -> DictConfig:

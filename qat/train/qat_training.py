@@ -14,6 +14,7 @@ from qat.train.callbacks import (
     FreezeRanges,
     LogLearningRate,
     QuantDelay,
+    Record,
     Reestimate,
     RngState,
     RunCheckpoint,
@@ -31,7 +32,8 @@ def schedule_callbacks(config: dict[str, Any]) -> dict[str, Any]:
     delay = QuantDelay(quant["delay"])
     freeze = FreezeBN(fold["freeze"], fold["lr_after_freeze"], fold["reestimate_before_freeze"], fold["drift_bound"], delay)
     ranges, reestimate = FreezeRanges(quant["freeze_ranges"]), Reestimate(fold["reestimate_before_eval"])
-    return {"delay": delay, "freeze_bn": freeze, "freeze_ranges": ranges, "reestimate": reestimate}
+    record = Record(config["report"]["moments"])
+    return {"record": record, "delay": delay, "freeze_bn": freeze, "freeze_ranges": ranges, "reestimate": reestimate}
 
 
 def qat_trainer(

@@ -200,5 +200,7 @@ def validate_values(config: dict[str, Any]) -> None:
     problems.number("float_training.max_epochs", config["float_training"]["max_epochs"], 0, whole=True)
     _trainer(config["trainer"], problems)
     _post_training(config, problems)
+    for key in ("moments", "pictures"):
+        problems.number(f"report.{key}", config["report"][key], 0, whole=True)
     problems.name("target.name", config["target"]["name"], TARGETS)
     problems.raise_any()

@@ -71,6 +71,7 @@ CONFIG = {
         "options": {},
     },
     "target": {"name": "ort_vnni"},
+    "report": {"moments": 60, "pictures": 64},
 }
 
 

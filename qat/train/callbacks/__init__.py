@@ -7,6 +7,7 @@ from qat.train.callbacks.freeze_ranges import FreezeRanges
 from qat.train.callbacks.log_lr import LogLearningRate
 from qat.train.callbacks.progress import progress
 from qat.train.callbacks.quant_delay import QuantDelay
+from qat.train.callbacks.record import Record
 from qat.train.callbacks.reestimate import Reestimate
 from qat.train.callbacks.rng_state import RngState
 from qat.train.callbacks.run_checkpoint import RunCheckpoint
@@ -19,6 +20,7 @@ __all__ = [
     "FreezeRanges",
     "LogLearningRate",
     "QuantDelay",
+    "Record",
     "Reestimate",
     "RngState",
     "RunCheckpoint",

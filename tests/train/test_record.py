@@ -1,0 +1,268 @@
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from pytorch_lightning import Callback, seed_everything
+
+import qat
+from qat.fold.arithmetic import fold_weight, out_first, sigma
+from qat.quant import FakeQuantizer
+from qat.train.callbacks import FreezeBN, QuantDelay, Record
+from qat.train.callbacks.range_ends import range_ends
+from qat.train.callbacks.record import moments_of
+from qat.train.callbacks.weight_codes import WeightCodes, changed, quantized_layers
+from qat.train.data import build_data
+from qat.train.job import module_config
+from qat.train.module import Classifier
+from qat.train.trainer import build_trainer, fit
+
+ALL = 1000  # moments: every step
+LAYERS = ["0", "3", "9"]  # of tiny_networks:tiny, the last without a BatchNorm
+
+
+class SaveEveryStep(Callback):
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.save_checkpoint(self.folder / f"{trainer.global_step}.{batch_idx}.ckpt")
+
+
+def run(config, folder, *callbacks, checkpoint=None, seed=0, options=None):
+    seed_everything(seed, verbose=False)
+    data = build_data(config["data"], config["seed"])
+    module = Classifier(module_config(config, data))
+    qat.calibrate(module.network, data.calibration_batches(2))
+    settings = {**config["trainer"], "options": options or {}}
+    trainer = build_trainer(settings, callbacks, [], folder, 6)
+    fit(trainer, module, data, checkpoint)
+    return module.network
+
+
+@pytest.fixture
+def config(config):
+    config["trainer"]["max_epochs"] = 1
+    return config
+
+
+@pytest.mark.parametrize(
+    ("total", "count", "steps"),
+    [(18, 0, []), (1, 60, []), (2, 60, [1]), (18, 1, [17]), (18, 3, [1, 9, 17]), (5, 60, [1, 2, 3, 4]), (0, 60, [])],
+)
+def test_moments_are_spread_over_the_run(total, count, steps):
+    assert moments_of(total, count) == steps
+
+
+def test_there_are_never_more_moments_than_asked_for():
+    for total in range(2, 200, 7):
+        found = moments_of(total, 60)
+        assert len(found) == min(60, total - 1) and found[0] >= 1 and found[-1] == total - 1
+
+
+@pytest.mark.parametrize(("strategy", "range"), [(s, r) for s in qat.STRATEGIES for r in ("minmax", "lsq")])
+def test_recording_changes_no_bit_of_a_run(config, tmp_path, strategy, range):
+    config["fold"]["name"], config["quant"]["weight"]["range"] = strategy, range
+    record = Record(ALL)
+    watched = run(config, tmp_path, record, FreezeBN(3))
+    alone = run(config, tmp_path, Record(0), FreezeBN(3))
+    for key, value in alone.state_dict().items():
+        assert torch.equal(value, watched.state_dict()[key]), key
+    assert record.history["jitter"]["steps"] == [1, 2, 3, 4, 5] == record.history["ranges"]["steps"]
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in watched.modules())
+    # the freeze at the end of step 3 stops the statistics: from the pair after it on they change no code
+    by_statistics = record.history["jitter_statistics"]["layers"]
+    assert all(shares[3:] == [0, 0] for shares in by_statistics.values()), by_statistics
+
+
+@pytest.mark.parametrize("strategy", qat.STRATEGIES)
+def test_codes_are_those_of_the_training_forward(config, tmp_path, strategy):
+    """Against the weight that a second, unwatched quantizer sees."""
+    config["fold"]["name"] = strategy
+    network = run(config, tmp_path, Record(0)).train()
+    network.requires_grad_(True)
+    layers = quantized_layers(network)
+    weights, running = {}, {name: layer.sigma.clone() for name, layer in layers.items() if layer.keeps_bn}
+
+    def see(name):
+        return lambda quantizer, inputs: weights.__setitem__(name, inputs[0].detach().clone())
+
+    for name, layer in layers.items():
+        layer.weight_quantizer.register_forward_pre_hook(see(name))
+    watched = WeightCodes(layers, {})
+    network(torch.randn(16, 1, 8, 8))
+    watched.close()
+    for name, layer in layers.items():
+        assert torch.equal(watched.codes[name].int(), layer.weight_quantizer.codes(weights[name])), name
+        used = watched.used()[name]
+        if strategy in ("static", "scale_merge") or not layer.keeps_bn:
+            assert used is None
+        else:
+            torch.testing.assert_close(fold_weight(out_first(layer.conv.weight, layer.conv), layer.gamma, used), weights[name])
+            batch = sigma(layer.batch_var, layer.bn.eps)
+            assert torch.equal(used, batch if strategy == "naive" else used if strategy == "batch_renorm" else running[name])
+
+
+def at_rest(config, tmp_path, strategy, per_channel):
+    """Jitter of a run whose float weights do not move."""
+    config["fold"]["name"], config["quant"]["weight"]["per_channel"] = strategy, per_channel
+    config["optim"] = {**config["optim"], "lr": 0.0, "weight_decay": 0.0, "schedule": "constant"}
+    record = Record(ALL)
+    run(config, tmp_path, record)
+    return {key: {name: record.history[key]["layers"][name] for name in LAYERS} for key in ("jitter", "jitter_statistics")}
+
+
+def test_weights_at_rest_jitter_by_the_statistics_alone(config, tmp_path):
+    per_channel = at_rest(config, tmp_path, "naive", True)["jitter"]
+    assert {share for shares in per_channel.values() for share in shares} == {0.0}
+    per_tensor = at_rest(config, tmp_path, "naive", False)
+    for name in ("0", "3"):
+        assert all(share > 0 for share in per_tensor["jitter"][name]), name
+    assert per_tensor["jitter"] == per_tensor["jitter_statistics"]
+    assert set(per_tensor["jitter"]["9"]) == {0.0}
+    corrected = at_rest(config, tmp_path, "bn_correction", False)
+    assert sum(map(sum, corrected["jitter"].values())) < sum(map(sum, per_tensor["jitter"].values())) / 3
+    assert {share for shares in at_rest(config, tmp_path, "frozen", False)["jitter"].values() for share in shares} == {0.0}
+
+
+def test_naive_jitters_more_than_the_correction(config, tmp_path):
+    config["quant"]["weight"]["per_channel"] = False
+    means = {}
+    for strategy in ("naive", "bn_correction"):
+        config["fold"]["name"] = strategy
+        record = Record(ALL)
+        run(config, tmp_path, record)
+        for key in ("jitter", "jitter_statistics"):
+            shares = [share for name in ("0", "3") for share in record.history[key]["layers"][name]]
+            means[strategy, key] = sum(shares) / len(shares)
+    assert means["naive", "jitter"] > 1.2 * means["bn_correction", "jitter"]
+    assert means["naive", "jitter_statistics"] > 3 * means["bn_correction", "jitter_statistics"]
+    assert 0 < means["bn_correction", "jitter_statistics"] < means["bn_correction", "jitter"]
+
+
+class SwitchOff(Callback):
+    """The quantizer of the first layer's weight is off before step 3."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        pl_module.network.get_submodule("0").weight_quantizer.enabled = trainer.global_step >= 3
+
+
+def test_what_is_not_quantized_has_no_jitter(config, tmp_path):
+    delayed = Record(ALL)
+    run(config, tmp_path, delayed, QuantDelay(3))
+    assert delayed.history["jitter"]["steps"] == delayed.history["jitter_statistics"]["steps"] == [4, 5]
+    assert all(len(shares) == 2 and None not in shares for shares in delayed.history["jitter"]["layers"].values())
+    assert delayed.history["ranges"]["steps"] == [1, 2, 3, 4, 5]
+    record = Record(ALL)
+    run(config, tmp_path, record, SwitchOff())
+    for key in ("jitter", "jitter_statistics"):
+        layers = record.history[key]["layers"]
+        assert layers["0"][:3] == [None] * 3 and None not in layers["0"][3:] + layers["3"] + layers["9"], key
+
+
+class Copies(Callback):
+    """The network as it was when the first batch of each step came."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.seen.setdefault(trainer.global_step, copy.deepcopy(pl_module.network))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "range"), [("naive", "minmax"), ("scale_merge", "minmax"), ("batch_renorm", "lsq"), ("static", "mse")]
+)
+def test_ranges_are_those_that_would_be_shipped(config, tmp_path, strategy, range):
+    config["fold"]["name"], config["quant"]["weight"]["range"] = strategy, range
+    config["quant"]["activation"]["range"] = "lsq" if range == "lsq" else "ema"
+    record, copies = Record(3), Copies()
+    run(config, tmp_path, record, copies)
+    ranges = record.history["ranges"]
+    assert ranges["steps"] == [1, 3, 5]
+    for at, step in enumerate(ranges["steps"]):
+        network = copies.seen[step].eval()
+        for name, layer in quantized_layers(network).items():
+            scale, row = layer.integer()[1], ranges["tensors"][f"{name}.weight_quantizer"]
+            top = layer.weight_quantizer.spec.qmax * float(scale.max())
+            expected = [float(scale.min()), float(scale.max()), -top, top]
+            assert [row[end][at] for end in ("scale_low", "scale_high", "low", "high")] == pytest.approx(expected, rel=1e-6)
+        quantizers = {name: m for name, m in network.named_modules() if isinstance(m, FakeQuantizer) and name.startswith("quantizers.")}
+        assert quantizers and len(ranges["tensors"]) == len(quantizers) + len(LAYERS)
+        for name, quantizer in quantizers.items():
+            ends = quantizer(torch.tensor([-1e9, 1e9])).tolist()
+            assert [ranges["tensors"][name][end][at] for end in ("low", "high")] == pytest.approx(ends, rel=1e-5), name
+
+
+@pytest.mark.parametrize(("strategy", "range"), [("naive", "minmax"), ("batch_renorm", "lsq")])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_resumed_run_keeps_its_record(config, tmp_path, strategy, range, accumulate):
+    config["fold"]["name"], config["quant"]["weight"]["range"] = strategy, range
+    config["quant"]["weight"]["per_channel"] = False
+    config["trainer"]["max_epochs"] = 2
+    options = {"accumulate_grad_batches": accumulate}
+    whole = Record(4)
+    run(config, tmp_path, whole, SaveEveryStep(tmp_path), options=options)
+    assert len(whole.history["jitter"]["steps"]) == 4
+    # Lightning resumes between two optimizer steps
+    between = [path for path in sorted(tmp_path.glob("*.ckpt")) if (int(path.suffixes[0][1:]) + 1) % accumulate == 0]
+    assert len(between) == 12 // accumulate
+    for path in between[:-1]:
+        resumed = Record(4)
+        run(config, tmp_path / "b", resumed, checkpoint=path, seed=9, options=options)
+        assert resumed.history == whole.history, path.name
+        saved = torch.load(path, weights_only=True)["callbacks"]["Record"]
+        if not saved["codes"]:
+            assert path.stat().st_size < 200_000
+
+
+def test_with_accumulated_gradients_a_pair_has_a_step_between(config, tmp_path):
+    """Steps are moments, not batches: two batches of one step would share their weights."""
+    config["fold"]["name"] = "static"
+    record = Record(ALL)
+    run(config, tmp_path, record, options={"accumulate_grad_batches": 3})
+    assert record.history["jitter"]["steps"] == [1]
+    assert all(shares[0] > 0 for shares in record.history["jitter"]["layers"].values())
+
+
+def test_other_ranks_record_nothing(config, tmp_path):
+    record = Record(ALL)
+    trainer = SimpleNamespace(is_global_zero=False, datamodule=None, estimated_stepping_batches=6, global_step=1)
+    record.on_train_start(trainer, None)
+    record.on_train_batch_start(trainer, None, None, 0)
+    record.on_train_batch_end(trainer, None, None, None, 0)
+    assert record.state_dict()["history"]["jitter"] == {"steps": [], "layers": {}}
+
+
+def test_a_stop_in_the_middle_of_a_batch_leaves_no_hooks(config, tmp_path):
+    kept = []
+
+    class Stop(Callback):
+        def on_before_backward(self, trainer, pl_module, loss):
+            kept.append(pl_module.network)
+            assert any(m._forward_hooks for m in pl_module.network.modules())
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        run(config, tmp_path, Record(ALL), Stop())
+    assert not any(m._forward_hooks for m in kept[0].modules())
+
+
+@pytest.mark.parametrize("strategy", qat.STRATEGIES)
+def test_an_observed_step_does_not_read_the_device(config, tmp_path, strategy):
+    config["fold"]["name"] = strategy
+    network = run(config, tmp_path, Record(0)).train()
+    layers, x = quantized_layers(network), torch.randn(16, 1, 8, 8)
+    first = WeightCodes(layers, {})
+    network(x)
+    first.close()
+    sigmas = first.used()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        ends = range_ends(network)
+        second = WeightCodes(layers, sigmas)
+        network(x)
+        shares = [changed(second.codes[name], first.codes[name]) for name in layers]
+        second.close()
+        second.used()
+    assert len(ends) > len(layers) and len(shares) == len(layers)
+    assert "aten::_local_scalar_dense" not in {event.key for event in profile.key_averages()}
