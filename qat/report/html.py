@@ -1,22 +1,119 @@
-"""report.html: one file that needs nothing else, readable on a phone."""
+"""report.html: one file that needs nothing else, readable on a phone and on paper."""
 
+import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from torch import Tensor, nn
 
-from qat.report.plots import accuracy_bars, confusion_picture, curves
-from qat.report.tables import fold_table, parity_table, quantizer_table, summary_table
+from qat.report.plots import (
+    accuracy_bars,
+    alone_picture,
+    confusion_picture,
+    curves,
+    filters_picture,
+    jitter_picture,
+    ranges_picture,
+    sqnr_picture,
+)
+from qat.report.tables import Table, fold_table, parity_table, quantizer_table, summary_table
 
 MOST_CLASSES = 20  # a larger confusion matrix cannot be read
 
+log = logging.getLogger(__name__)
+
 
 def page(title: str, subtitle: str, pictures: list[dict[str, str]], tables: list[Any]) -> str:
-    """The HTML of a page: pictures {"title", "svg"} first, then tables (`qat.report.tables.Table`). Text is escaped."""
+    """The HTML of a page: a table of contents, pictures {"title", "svg", "note" or absent} first, then tables (`qat.report.tables.Table`).
+
+    Text is escaped; the SVG of a picture is not.
+    """
     environment = Environment(loader=PackageLoader("qat.report", "."), autoescape=True, undefined=StrictUndefined)
     return environment.get_template("page.html.j2").render(title=title, subtitle=subtitle, pictures=pictures, tables=tables)
+
+
+def write_page(path: Path, text: str) -> Path:
+    """Write a page, whole or not at all."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+    return path
+
+
+def picture(title: str, note: str, draw: Callable[[], str], missing: str = "Not recorded in this run.") -> dict[str, str]:
+    """A picture for `page`. One that cannot be drawn leaves its place to a word, and the page to the others."""
+    try:
+        svg = draw()
+    except Exception as error:
+        log.warning("report: no picture '%s' (%s: %s)", title, type(error).__name__, error, exc_info=True)
+        return {"title": title, "svg": "", "note": f"It could not be drawn ({type(error).__name__}: {error})."}
+    return {"title": title, "svg": svg, "note": note if svg else missing}
+
+
+def table(title: str, fill: Callable[[], Table]) -> Table:
+    """A table for `page`, or a word in its place."""
+    try:
+        return fill()
+    except Exception as error:
+        log.warning("report: no table '%s' (%s: %s)", title, type(error).__name__, error, exc_info=True)
+        return Table(title, [], [], f"It could not be filled ({type(error).__name__}: {error}).")
+
+
+def grids_of(result: dict[str, Any]) -> str:
+    """Strategy, grids and seed of a result in words."""
+    per = "per channel" if result["per_channel"] else "per tensor"
+    how = result["fold"] if result["steps"] else "without training"
+    return f"{how}, {result['weight_bits']}-bit weights {per}, {result['activation_bits']}-bit activations, seed {result['seed']}"
+
+
+def layer_pictures(layers: dict[str, Any], freeze_step: int | None, trained: bool) -> list[dict[str, str]]:
+    """Pictures of a run's layers.json."""
+    run, freeze = {"run": layers}, {"run": freeze_step}
+    no_moments = "Not recorded in this run (report.moments=60 records it)." if trained else "This run had no training."
+    no_pictures = "Not measured in this run (report.pictures=256 measures it)."
+    return [
+        picture(
+            "Jitter of the integer weights",
+            "Share of a layer's weight codes in the training forward that changed from one batch to the next. What batch statistics move "
+            "is noise to the optimizer; it ends at the freeze.",
+            lambda: jitter_picture(run, freeze),
+            no_moments,
+        ),
+        picture(
+            "Scales of the weights over time",
+            "The largest scale of each folded weight against its first, as it would have been shipped then; the dotted line is the freeze.",
+            lambda: ranges_picture(run, freeze),
+            no_moments,
+        ),
+        picture(
+            "Scales of the activations over time",
+            "The same of each activation tensor, at the nodes of the prepared graph.",
+            lambda: ranges_picture(run, freeze, "activations"),
+            no_moments,
+        ),
+        picture(
+            "Ranges of the filters, before and after folding",
+            "All filters of a layer in units of its median filter: thin from the smallest to the largest, thick over the middle half. The "
+            "number is the largest after folding: with one scale a tensor a median filter has so many times fewer steps.",
+            lambda: filters_picture(run),
+        ),
+        picture(
+            "Noise of each tensor",
+            "Energy of the unquantized network's tensor over that of the difference to the integers, 6 dB a bit. Behind each layer and its "
+            "activation, in the order of the network; tensors without any noise are left out.",
+            lambda: sqnr_picture(run),
+            no_pictures,
+        ),
+        picture(
+            "Layers that cost the most",
+            "Increase of the loss with this layer alone quantized, its weight and its output.",
+            lambda: alone_picture(run),
+            "Not measured in this run.",
+        ),
+    ]
 
 
 def write_report(
@@ -27,8 +124,9 @@ def write_report(
     parity: Any,
     counts: Tensor,
     class_names: list[str],
+    layers: dict[str, Any] | None = None,
 ) -> Path:
-    """Write run_dir/report.html.
+    """Write run_dir/report.html. A section that fails is replaced by a word.
 
     Args:
         result: content of result.json.
@@ -36,22 +134,22 @@ def write_report(
         network: the prepared network that was converted.
         parity: its `ParityReport`.
         counts: confusion matrix (classes, classes) of the integer network.
+        layers: content of layers.json.
     """
     accuracy = result["accuracy"]
-    pictures = [{"title": "Accuracy on the test split", "svg": accuracy_bars(accuracy)}]
+    pictures = [picture("Accuracy on the test split", "", lambda: accuracy_bars(accuracy))]
     if result["steps"]:
-        pictures.append({"title": "Training", "svg": curves(metrics, result["freeze_step"], accuracy["float"])})
+        pictures.append(picture("Training", "", lambda: curves(metrics, result["freeze_step"], accuracy["float"])))
+    pictures += layer_pictures(layers or {}, result["freeze_step"], bool(result["steps"]))
     if len(class_names) <= MOST_CLASSES:
-        pictures.append({"title": "Answers of the integer network", "svg": confusion_picture(counts.tolist(), class_names)})
-    tables = [summary_table(result), fold_table(network), quantizer_table(network), parity_table(parity)]
+        pictures.append(picture("Answers of the integer network", "", lambda: confusion_picture(counts.tolist(), class_names)))
+    tables = [
+        table("Run", lambda: summary_table(result)),
+        table("Folding", lambda: fold_table(network)),
+        table("Quantizers", lambda: quantizer_table(network)),
+        table("Integers: reference and onnxruntime", lambda: parity_table(parity)),
+    ]
     gained = accuracy["integer"] - accuracy["float"]
-    against = f"{'gain' if gained > 0 else 'lose'} {abs(gained):.4f} against"
-    per = "per channel" if result["per_channel"] else "per tensor"
-    grids = f"{result['weight_bits']}-bit weights {per}, {result['activation_bits']}-bit activations"
-    how = result["fold"] if result["steps"] else "without training"
-    subtitle = f"{how}, {grids}, seed {result['seed']}. The integers {against} float."
-    path = Path(run_dir) / "report.html"
-    part = path.with_name("report.html.part")
-    part.write_text(page(str(result["recipe"] or "job"), subtitle, pictures, tables), encoding="utf-8")
-    os.replace(part, path)
-    return path
+    subtitle = f"The integers {'gain' if gained > 0 else 'lose'} {abs(gained):.4f} against float."
+    title = f"{result['recipe'] or 'job'}: {grids_of(result)}"
+    return write_page(Path(run_dir) / "report.html", page(title, subtitle, pictures, tables))

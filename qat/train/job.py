@@ -18,15 +18,17 @@ from qat.deploy.runtime import predict
 from qat.deploy.targets import saturation_risk
 from qat.errors import ConfigError
 from qat.report.html import write_report
+from qat.report.layers import read_layers
 from qat.report.result import identity, write_result
 from qat.train.data import ImageData, build_data
 from qat.train.evaluate import accuracy, confusion, network_confusion
 from qat.train.float_model import float_network
+from qat.train.layers import record_layers
 from qat.train.memory import peak_memory_mb
 from qat.train.metrics_file import read_metrics
 from qat.train.module import Classifier, module_config
 from qat.train.notes import notes_of
-from qat.train.post_training import SAID, quantized
+from qat.train.post_training import SAID, first_pictures, quantized
 from qat.train.qat_training import best_or_last, log_accuracies, loggers, qat_trainer, save_untrained, schedule_callbacks
 from qat.train.resume import checkpoint_to_resume
 from qat.train.saved_file import read_checkpoint
@@ -37,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
-    """Run a job and fill its folder: checkpoints/, metrics.csv, TensorBoard events, model.onnx, result.json, report.html.
+    """Run a job and fill its folder: checkpoints/, metrics.csv, TensorBoard events, model.onnx, layers.json, result.json, report.html.
 
     Args:
         config: plain dict of a resolved recipe. `resume`, when set, is the folder of an interrupted run of the same recipe.
@@ -115,6 +117,10 @@ def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         found["integer"] = accuracy(counts)
         log.info("onnxruntime: test accuracy %.4f; %s", found["integer"], parity_line)
 
+    with timed(seconds, "layers"):
+        shown = first_pictures(data, config["report"]["pictures"]) if config["report"]["pictures"] else []
+        record_layers(run_dir, schedule["record"].history, module.network, converted, network, shown)
+
     result = {
         "status": "ok",
         **identity(config),
@@ -127,7 +133,8 @@ def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     }
     write_result(run_dir, result)
     try:
-        write_report(run_dir, result, read_metrics(run_dir / "metrics.csv"), module.network, parity, counts, data.class_names)
+        rows, layers = read_metrics(run_dir / "metrics.csv"), read_layers(run_dir)
+        write_report(run_dir, result, rows, module.network, parity, counts, data.class_names, layers)
     except Exception as error:  # the page shows the result; it must not cost it
         log.warning("report.html could not be written (%s: %s)", type(error).__name__, error, exc_info=True)
     return result

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from qat.report.layers import read_layers
 from qat.report.result import read_result
 from qat.train.metrics_file import read_metrics
 
@@ -44,13 +45,25 @@ def test_two_processes(tmp_path, pictures, words):
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-3000:]
     (run,) = (tmp_path / "runs" / "mbv1_bncorr").iterdir()
     names = {path.name for path in run.iterdir() if not path.name.startswith("events.")}
-    whole = {"checkpoints", "config.yaml", "env.json", "metrics.csv", "model.onnx", "report.html", "result.json", "train.log"}
+    whole = {
+        "checkpoints",
+        "config.yaml",
+        "env.json",
+        "layers.json",
+        "metrics.csv",
+        "model.onnx",
+        "report.html",
+        "result.json",
+        "train.log",
+    }
     assert whole <= names <= whole | {"hparams.yaml"}
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt", "float.ckpt"}
     result = read_result(run)
     assert (result["status"], result["steps"], result["freeze_step"]) == ("ok", 8, 3) and result["parity"]["max_lsb"] <= 1
     assert json.loads((run / "env.json").read_text())["command"].startswith("two.py recipe=mbv1_bncorr")
     assert len([row for row in read_metrics(run / "metrics.csv") if "val_acc" in row]) == 2
+    layers = read_layers(run)
+    assert layers["jitter"]["steps"] == layers["ranges"]["steps"] == list(range(1, 8)) and set(layers) >= {"filters", "sqnr"}
     first, second = (torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1))
     assert first["step"] == second["step"] == 8 and first["state"].keys() == second["state"].keys()
     for name, value in first["state"].items():

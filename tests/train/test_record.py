@@ -1,4 +1,6 @@
 import copy
+import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -8,12 +10,14 @@ from pytorch_lightning import Callback, seed_everything
 import qat
 from qat.fold.arithmetic import fold_weight, out_first, sigma
 from qat.quant import FakeQuantizer
+from qat.report.layers import read_layers
+from qat.report.result import read_result
 from qat.train.callbacks import FreezeBN, QuantDelay, Record
 from qat.train.callbacks.range_ends import range_ends
 from qat.train.callbacks.record import moments_of
 from qat.train.callbacks.weight_codes import WeightCodes, changed, quantized_layers
 from qat.train.data import build_data
-from qat.train.job import module_config
+from qat.train.job import module_config, run_job
 from qat.train.module import Classifier
 from qat.train.trainer import build_trainer, fit
 
@@ -266,3 +270,85 @@ def test_an_observed_step_does_not_read_the_device(config, tmp_path, strategy):
         second.used()
     assert len(ends) > len(layers) and len(shares) == len(layers)
     assert "aten::_local_scalar_dense" not in {event.key for event in profile.key_averages()}
+
+
+def job(config, tmp_path, name="run"):
+    folder = tmp_path / name
+    folder.mkdir()
+    run_job(config, folder)
+    return folder, read_layers(folder)
+
+
+def test_a_job_writes_what_happened_and_shows_it(config, tmp_path):
+    config["trainer"]["max_epochs"] = 2
+    config["report"] = {"moments": 5, "pictures": 40}
+    folder, layers = job(config, tmp_path)
+    assert list(layers) == ["version", "jitter", "jitter_statistics", "ranges", "filters", "sqnr"]
+    assert layers["jitter"]["steps"] == layers["ranges"]["steps"] == [1, 3, 6, 9, 11]
+    assert list(layers["jitter"]["layers"]) == list(layers["filters"]) == LAYERS
+    assert {name for name in layers["ranges"]["tensors"] if name.startswith("quantizers.")} >= set(layers["sqnr"])
+    assert all(math.isfinite(value) for value in layers["sqnr"].values()) and len(layers["sqnr"]) >= 4
+    assert [len(filters["after"]) for filters in layers["filters"].values()] == [6, 8, 4]
+    page = (folder / "report.html").read_text()
+    assert page.count("<svg") == 8 and "BN frozen at 6" in page
+    json.loads((folder / "layers.json").read_text(), parse_constant=pytest.fail)
+    assert read_result(folder)["seconds"]["layers"] > 0
+
+
+def test_noise_is_that_of_the_integers(config, tmp_path):
+    """More bits, less noise: 6 dB each, in the layers whose weights and inputs both have them."""
+    found = {}
+    for bits in (4, 8):
+        for part in ("weight", "activation"):
+            config["quant"][part]["bits"] = bits
+        config["trainer"]["max_epochs"] = 0
+        found[bits] = job(config, tmp_path, str(bits))[1]
+    assert list(found[8]) == ["version", "filters", "sqnr"]
+    gains = [found[8]["sqnr"][name] - found[4]["sqnr"][name] for name in found[4]["sqnr"]]
+    assert len(gains) >= 4 and all(12 < gain < 36 for gain in gains), gains
+
+
+def test_nothing_is_recorded_when_nothing_is_asked_for(config, tmp_path):
+    config["report"] = {"moments": 0, "pictures": 0}
+    folder, layers = job(config, tmp_path)
+    assert list(layers) == ["version", "filters"]
+    assert "report.moments=60" in (folder / "report.html").read_text()
+
+
+def test_a_record_that_fails_does_not_cost_the_result(config, tmp_path, monkeypatch, caplog):
+    config["trainer"]["max_epochs"] = 0
+    monkeypatch.setattr("qat.train.layers.signal_to_noise", lambda *args: 1 / 0)
+    folder, layers = job(config, tmp_path)
+    assert list(layers) == ["version", "filters"] and "no sqnr (ZeroDivisionError" in caplog.text
+    monkeypatch.setattr("qat.train.layers.write_layers", lambda *args: 1 / 0)
+    folder, layers = job(config, tmp_path, "b")
+    assert layers == {} and read_result(folder)["status"] == "ok" and (folder / "report.html").is_file()
+
+
+def test_static_takes_the_filters_of_the_float_network(config, tmp_path):
+    config["trainer"]["max_epochs"] = 0
+    before = {}
+    for strategy in ("static", "naive"):
+        config["fold"]["name"] = strategy
+        before[strategy] = {name: filters["before"] for name, filters in job(config, tmp_path, strategy)[1]["filters"].items()}
+    assert before["static"] == before["naive"]
+
+
+def test_a_stopped_and_resumed_job_writes_the_same_layers(config, tmp_path):
+    class Stop(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if trainer.global_step == 8:
+                raise KeyboardInterrupt
+
+    config["trainer"]["max_epochs"] = 2
+    whole = job(config, tmp_path, "whole")[1]
+    with pytest.MonkeyPatch.context() as patch:
+        from qat.train import qat_training
+
+        schedule = qat_training.schedule_callbacks
+        patch.setattr("qat.train.job.schedule_callbacks", lambda config: schedule(config) | {"stop": Stop()})
+        with pytest.raises(KeyboardInterrupt):
+            job(config, tmp_path, "stopped")
+    assert not (tmp_path / "stopped" / "layers.json").exists()
+    config["resume"] = str(tmp_path / "stopped")
+    assert job(config, tmp_path, "resumed")[1] == whole

@@ -1,0 +1,26 @@
+"""The pictures of reports as inline SVG, drawn without a display and without pyplot's global state; a file for each subject.
+
+Those of layers.json take several runs by label, so that one run's report and a comparison share them, and give "" where there is
+nothing to draw.
+"""
+
+from qat.report.plots.bars import alone_picture, sqnr_picture
+from qat.report.plots.benchmark import ratio_bars
+from qat.report.plots.filters import filters_picture
+from qat.report.plots.jitter import jitter_picture
+from qat.report.plots.ranges import ranges_picture
+from qat.report.plots.style import to_svg
+from qat.report.plots.training import accuracy_bars, confusion_picture, curves
+
+__all__ = [
+    "accuracy_bars",
+    "alone_picture",
+    "confusion_picture",
+    "curves",
+    "filters_picture",
+    "jitter_picture",
+    "ranges_picture",
+    "ratio_bars",
+    "sqnr_picture",
+    "to_svg",
+]

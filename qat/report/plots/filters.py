@@ -1,0 +1,90 @@
+"""How much the filters of a layer differ in range: what one scale for the tensor has to cover."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from qat.report.plots.style import (
+    FLOAT,
+    PALETTE,
+    ROUNDED,
+    SMALL,
+    TEXT,
+    figure_of,
+    in_order,
+    legend_below,
+    list_layers,
+    numbers,
+    points_like,
+    present,
+    rows_height,
+    short,
+    tidy,
+    to_svg,
+)
+
+
+def filters_picture(runs: dict[str, dict[str, Any]]) -> str:
+    """Largest |w| of the filters of each layer, in units of the layer's median filter; filters of zeros alone are left out.
+
+    A single run: for its own weights and for the folded ones a line over all filters, thick over their middle half, a point at the
+    largest, whose ratio after folding is written beside it. Several: the largest after folding alone.
+
+    Args:
+        runs: content of layers.json by label.
+
+    Returns:
+        SVG; "" where no run has filters.
+    """
+    found = present(runs, "filters")
+    if not found:
+        return ""
+    names = in_order(found)
+    single = len(found) == 1
+    figure, axes = figure_of(rows_height(len(names)) + (0.4 if single else 0.17 * len(found)) + (0.1 * len(names) if single else 0))
+    if single:
+        ((_, filters),) = found.items()
+        for kind, shift, colour, shape in (("before", -0.17, PALETTE[1], "D"), ("after", 0.17, ROUNDED, "o")):
+            _spreads(axes, [filters[name].get(kind) for name in names], shift, colour, shape, f"{kind} folding")
+        _say_ratios(axes, [ratio(filters[name]["after"]) for name in names])
+    else:
+        for i, (label, filters) in enumerate(found.items()):
+            places = [(ratio(filters[name]["after"]), row) for row, name in enumerate(names) if name in filters]
+            axes.scatter(*zip(*places), s=14, label=short(label, 48), **points_like(i))
+    axes.axvline(1, color=FLOAT, linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xlabel("largest |w| of a filter / median filter", fontsize=TEXT)
+    tidy(axes)
+    list_layers(axes, names)
+    legend_below(figure, axes, 2 if single else 1)
+    return to_svg(figure)
+
+
+def ratio(filters: list[float | None]) -> float:
+    """The largest filter over the median one of those that are not 0; NaN where all are."""
+    alive = _alive(filters)
+    return float(alive.max() / np.median(alive)) if alive.size else float("nan")
+
+
+def _alive(filters: list[float | None]) -> np.ndarray:
+    values = numbers(filters)
+    return values[np.isfinite(values) & (values > 0)]
+
+
+def _spreads(axes: Axes, rows: list[list[float | None] | None], shift: float, colour: str, shape: str, label: str) -> None:
+    kept = [(place + shift, alive / np.median(alive)) for place, row in enumerate(rows) if row and (alive := _alive(row)).size]
+    if not kept:
+        return
+    places = [place for place, _ in kept]
+    low, first, third, high = np.array([np.quantile(values, (0, 0.25, 0.75, 1)) for _, values in kept]).T
+    axes.hlines(places, low, high, color=colour, linewidth=0.8)
+    axes.hlines(places, first, third, color=colour, linewidth=3.5)
+    axes.scatter(high, places, s=13, color=colour, marker=shape, label=label, zorder=3)
+
+
+def _say_ratios(axes: Axes, ratios: list[float]) -> None:
+    right = axes.secondary_yaxis("right")
+    right.set_yticks(range(len(ratios)), ["" if np.isnan(value) else f"{value:.3g}" for value in ratios], fontsize=SMALL)
+    right.tick_params(length=0)
+    right.spines["right"].set_visible(False)

@@ -1,0 +1,113 @@
+"""Scales and ranges of every quantizer over a run."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from qat.report.plots.style import (
+    SMALL,
+    TEXT,
+    figure_of,
+    legend_below,
+    list_layers,
+    look,
+    numbers,
+    present,
+    quantiles,
+    rows_height,
+    short,
+    tidy,
+    to_svg,
+)
+
+WEIGHT, ACTIVATION = ".weight_quantizer", "quantizers."
+WIDEST = 3.0  # doublings that the colours show at most
+
+
+def ranges_picture(runs: dict[str, dict[str, Any]], freeze: dict[str, int | None] | None = None, kind: str = "weights") -> str:
+    """How the largest scale of each quantizer moved from the first moment on, in doublings.
+
+    A single run: a heat map with a row for each quantizer, and its range at the last moment. Several: the median over quantizers and the
+    band of their middle 80 %.
+
+    Args:
+        runs: content of layers.json by label.
+        freeze: step of the freeze by label; marked for a single run.
+        kind: weights, or activations.
+
+    Returns:
+        SVG; "" where no run has such ranges.
+    """
+    found = {label: (part["steps"], _of_kind(part["tensors"], kind)) for label, part in present(runs, "ranges").items()}
+    found = {label: (steps, tensors) for label, (steps, tensors) in found.items() if steps and tensors}
+    if len(found) > 1:
+        return _bands(found)
+    return "".join(_heat(steps, tensors, (freeze or {}).get(label)) for label, (steps, tensors) in found.items())
+
+
+def _of_kind(tensors: dict[str, Any], kind: str) -> dict[str, Any]:
+    weights = kind == "weights"
+    named = {name: tensor for name, tensor in tensors.items() if name.endswith(WEIGHT) is weights}
+    return {name.removesuffix(WEIGHT).removeprefix(ACTIVATION): tensor for name, tensor in named.items()}
+
+
+def doublings(tensor: dict[str, list[float | None]]) -> np.ndarray:
+    """log2 of the largest scale over its first value; NaN where there is none."""
+    scale = numbers(tensor["scale_high"])
+    known = scale[np.isfinite(scale) & (scale > 0)]
+    return np.log2(np.where(scale > 0, scale, np.nan) / known[0]) if known.size else np.full(scale.shape, np.nan)
+
+
+def _heat(steps: list[int], tensors: dict[str, Any], freeze: int | None) -> str:
+    figure, axes = figure_of(rows_height(len(tensors)) + 0.6)
+    moves = np.stack([doublings(tensor) for tensor in tensors.values()])
+    largest = float(np.abs(moves[np.isfinite(moves)]).max(initial=0.0))
+    limit = min(max(largest, 0.25), WIDEST)
+    image = axes.imshow(moves, cmap="PuOr", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
+    axes.set_facecolor("#dddddd")
+    list_layers(axes, list(tensors))
+    axes.set_ylim(len(tensors) - 0.5, -0.5)
+    _say_ends(axes, list(tensors.values()))
+    axes.set_title("range at the end", loc="right", fontsize=SMALL)
+    _steps_below(axes, steps, freeze)
+    axes.set_xlabel("optimizer step", fontsize=TEXT)
+    bar = figure.colorbar(image, ax=axes, location="bottom", aspect=40, shrink=0.9, extend="both" if largest > limit else "neither")
+    bar.set_label("doublings of the largest scale since the first moment", fontsize=SMALL)
+    bar.ax.tick_params(labelsize=SMALL)
+    return to_svg(figure)
+
+
+def _say_ends(axes: Axes, tensors: list[dict[str, list[float | None]]]) -> None:
+    """The range at the last moment, right of each row."""
+    right = axes.secondary_yaxis("right")
+    ends = [(tensor["low"][-1], tensor["high"][-1]) for tensor in tensors]
+    right.set_yticks(range(len(ends)), [_span(low, high) for low, high in ends], fontsize=SMALL)
+    right.tick_params(length=0)
+
+
+def _span(low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return ""
+    return f"± {high:.3g}" if low == -high else f"{low:.2g} … {high:.3g}"
+
+
+def _steps_below(axes: Axes, steps: list[int], freeze: int | None) -> None:
+    places = np.unique(np.linspace(0, len(steps) - 1, min(4, len(steps))).round().astype(int))
+    axes.set_xticks(places, [str(steps[place]) for place in places], fontsize=SMALL)
+    if freeze is not None and steps[0] <= freeze <= steps[-1] and len(steps) > 1:
+        axes.axvline(float(np.interp(freeze, steps, range(len(steps)))) - 0.5, color="black", linewidth=1, linestyle=":")
+
+
+def _bands(found: dict[str, tuple[list[int], dict[str, Any]]]) -> str:
+    figure, axes = figure_of(2.6 + 0.17 * len(found))
+    for i, (label, (steps, tensors)) in enumerate(found.items()):
+        style, rows = look(i), [list(doublings(tensor)) for tensor in tensors.values()]
+        low, middle, high = quantiles(rows, (0.1, 0.5, 0.9))
+        axes.fill_between(steps, low, high, color=style["color"], alpha=0.1, linewidth=0)
+        axes.plot(steps, middle, linewidth=1.8, label=short(label, 48), **style)
+    axes.set_xlabel("optimizer step", fontsize=TEXT)
+    axes.set_ylabel("doublings of the scale", fontsize=TEXT)
+    tidy(axes)
+    legend_below(figure, axes)
+    return to_svg(figure)

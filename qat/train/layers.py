@@ -1,0 +1,51 @@
+"""What a job tells of its layers when it ends."""
+
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from qat.deploy.verify import signal_to_noise
+from qat.graph.prepared import QuantGraph
+from qat.report.layers import filter_ranges, write_layers
+
+log = logging.getLogger(__name__)
+
+
+def record_layers(
+    run_dir: Path, history: dict[str, Any], network: Any, converted: fx.GraphModule, floats: nn.Module, pictures: list[Tensor]
+) -> None:
+    """Write layers.json. What fails is left out with a warning: it must not cost the result.
+
+    Args:
+        history: of the training (`Record.history`).
+        network: as shipped, in evaluation, on the CPU; `converted` comes from it.
+        floats: the network that quantization started from.
+        pictures: batches for what is measured on data; without any it is left out.
+    """
+    sections = dict(history)
+    measures: dict[str, Callable[[], Any]] = {"filters": lambda: filter_ranges(network, floats)}
+    if pictures:
+        measures |= {"sqnr": lambda: noise(network, converted, pictures), "alone": lambda: losses_alone(network)}
+    try:
+        for name, measure in measures.items():
+            try:
+                sections[name] = measure()
+            except Exception as error:
+                log.warning("layers.json: no %s (%s: %s)", name, type(error).__name__, error, exc_info=True)
+        write_layers(run_dir, sections)
+    except Exception as error:
+        log.warning("layers.json could not be written (%s: %s)", type(error).__name__, error, exc_info=True)
+
+
+def noise(network: QuantGraph, converted: fx.GraphModule, pictures: list[Tensor]) -> dict[str, float]:
+    """SQNR of every activation tensor in dB. Tensors without any noise, such as those that are always 0, are left out."""
+    return {name: value for name, value in signal_to_noise(network, converted, pictures).items() if math.isfinite(value)}
+
+
+def losses_alone(network: QuantGraph) -> dict[str, float]:
+    """Increase of the loss by each layer alone; nothing measures it yet."""
+    return {}
