@@ -20,9 +20,9 @@ from qat.cli.environment import environment
 from qat.cli.folders import PACKAGE
 from qat.cli.recipes import find_recipes, runnable
 from qat.cli.training_step import TrainingStep, build_network, picture_batch
-from qat.train.data import build_data
 from qat.train.job import module_config
 from qat.train.module import Classifier
+from qat.train.seeds import job_data
 
 # An own process each: nothing imported before, nothing cached in it.
 COMMANDS = {
@@ -74,7 +74,7 @@ def pictures(recipe: str, rounds: int) -> dict[str, Any]:
     """Pictures a second of a recipe's training loader, the first epoch (with its caches) left out, and of its training step."""
     with Composer(find_recipes()) as composer:
         config = composer.compose([f"recipe={recipe}"])
-    data = build_data(config["data"], config["seed"])
+    data = job_data(config)
     data.prepare_data()
     data.setup("fit")
     loader = data.train_dataloader()

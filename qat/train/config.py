@@ -36,6 +36,7 @@ class DataConfig:
     mean: list[float] | None = None
     std: list[float] | None = None
     val_fraction: float = 0.15
+    split_seed: int | None = None  # chooses the validation split; null: the float training's seed
 
 
 @dataclass
@@ -101,6 +102,7 @@ class OptimConfig:
 @dataclass
 class FloatTrainingConfig:
     max_epochs: int = 20  # 0: model.checkpoint is the float model
+    seed: int | None = None  # null: the run's
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=0.1, weight_decay=5.0e-4))
 
 

@@ -12,12 +12,13 @@ import qat
 from qat.errors import ConfigError
 from qat.report.result import read_result
 from qat.train.config import validate
-from qat.train.data import ImageData, build_data
+from qat.train.data import ImageData
 from qat.train.float_model import cache_path
 from qat.train.job import load_state, shipped_module
 from qat.train.models import build_model
 from qat.train.recorded import recorded_config
 from qat.train.saved_file import read_checkpoint
+from qat.train.seeds import job_data
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,7 @@ class FinishedRun:
 
     def data(self, **changes: Any) -> ImageData:
         """The run's data; keys that are not None replace those of its configuration."""
-        return build_data(
-            {**self.config["data"], **{key: value for key, value in changes.items() if value is not None}}, self.config["seed"]
-        )
+        return job_data(self.config, **{key: value for key, value in changes.items() if value is not None})
 
     @property
     def checkpoint(self) -> Path:
@@ -62,10 +61,12 @@ class FinishedRun:
         return shipped_module(self.checkpoint, self.config, data).network.eval()
 
     def _cached(self) -> Path:
-        """The float network's file, in the run_root recorded or, from another working directory, in the one the folder lies in."""
+        """The float network's file, in the run_root recorded or, from another working directory, in the one the folder lies in:
+        ROOT/RECIPE/TIME, or ROOT/RECIPE/TIME/jobs/JOB in a sweep."""
         path = cache_path(self.config)
-        beside = self.folder.resolve().parents[1] / path.parent.name / path.name
-        return path if path.is_file() or not beside.is_file() else beside
+        above = self.folder.resolve().parents
+        places = [path, *(above[i] / path.parent.name / path.name for i in (1, 3) if i < len(above))]
+        return next((place for place in places if place.is_file()), path)
 
     def float_network(self) -> tuple[nn.Module, str]:
         """The float network to compare with, and what it is: the one the run started from where it is still there."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pytorch_lightning import seed_everything
 from torch import nn
 
 from qat.errors import ConfigError
@@ -16,6 +17,7 @@ from qat.train.data import ImageData
 from qat.train.models import build_model
 from qat.train.module import Classifier
 from qat.train.saved_file import read_checkpoint
+from qat.train.seeds import float_seed, split_seed
 from qat.train.trainer import build_trainer, fit
 
 log = logging.getLogger(__name__)
@@ -37,7 +39,9 @@ def float_settings(config: dict[str, Any]) -> dict[str, Any]:
     The code of a model of your own is not looked at: after a change of it, remove float_cache/.
     """
     model = dict(config["model"])
-    data = {key: value for key, value in config["data"].items() if key not in _IRRELEVANT_DATA}
+    data = {key: value for key, value in config["data"].items() if key not in (*_IRRELEVANT_DATA, "split_seed")}
+    if split_seed(config) != float_seed(config):  # else a job of one seed, whose name must not depend on how that was written
+        data["split_seed"] = split_seed(config)
     if model.get("checkpoint"):
         model["checkpoint"] = file_digest(model["checkpoint"])
     if data.get("root") and Path(data["root"]).is_file():
@@ -45,8 +49,8 @@ def float_settings(config: dict[str, Any]) -> dict[str, Any]:
     return {
         "model": model,
         "data": data,
-        "seed": config["seed"],
-        "float_training": config["float_training"],
+        "seed": float_seed(config),
+        "float_training": {key: value for key, value in config["float_training"].items() if key != "seed"},
         "trainer": {key: config["trainer"].get(key) for key in _RELEVANT_TRAINER},
     }
 
@@ -60,12 +64,14 @@ def cache_path(config: dict[str, Any]) -> Path:
 def float_network(config: dict[str, Any], data: ImageData, run_dir: Path) -> nn.Module:
     """The trained float network of a job, on the CPU.
 
-    Training writes run_dir/checkpoints/float.ckpt after each epoch and on Ctrl-C; a resumed job goes on from that file in the
-    folder it resumes. Several jobs that train the same network at the same time write the same file, each as a whole.
+    Seeds the random numbers with the float training's seed, and trains on the samples in that seed's order. Training writes
+    run_dir/checkpoints/float.ckpt after each epoch and on Ctrl-C; a resumed job goes on from that file in the folder it resumes.
+    Several jobs that train the same network at the same time write the same file, each as a whole.
 
     Raises:
         ConfigError: nothing to train and no checkpoint to load.
     """
+    seed_everything(float_seed(config), workers=True, verbose=False)
     network = build_model(config["model"], data.num_classes, data.input_shape[0])
     training = config["float_training"]
     if not training["max_epochs"]:
@@ -83,7 +89,7 @@ def float_network(config: dict[str, Any], data: ImageData, run_dir: Path) -> nn.
             log.warning("cannot use %s (%s): training the float network again", path, error)
             network = build_model(config["model"], data.num_classes, data.input_shape[0])
     log.info("training the float network for %d epochs", training["max_epochs"])
-    trained = train_float(config, data, network, run_dir)
+    trained = train_float(config, data.seeded(float_seed(config)), network, run_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     torch.save({"settings": float_settings(config), "state_dict": trained.state_dict()}, part)

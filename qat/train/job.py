@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning import seed_everything
 from torch import Tensor, nn
 
 import qat
@@ -20,7 +19,7 @@ from qat.errors import ConfigError
 from qat.report.html import write_report
 from qat.report.layers import read_layers
 from qat.report.result import identity, write_result
-from qat.train.data import ImageData, build_data
+from qat.train.data import ImageData
 from qat.train.evaluate import accuracy, confusion, network_confusion
 from qat.train.float_model import float_network
 from qat.train.layers import record_layers
@@ -33,6 +32,7 @@ from qat.train.qat_training import best_or_last, log_accuracies, loggers, qat_tr
 from qat.train.resume import checkpoint_to_resume
 from qat.train.saved_file import read_checkpoint
 from qat.train.schedule import total_steps, validate_schedule
+from qat.train.seeds import job_data
 from qat.train.trainer import evaluation_device, fit
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     device = evaluation_device(config["trainer"])
 
     with timed(seconds, "setup"):
-        data = build_data(config["data"], config["seed"])
+        data = job_data(config)
         batches = len(data.train_dataloader())
         trains = config["trainer"]["max_epochs"] > 0
         if trains:
@@ -69,7 +69,6 @@ def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         return accuracy(network_confusion(network, data.test_dataloader(), data.num_classes, device))
 
     with timed(seconds, "float"):
-        seed_everything(config["seed"], workers=True, verbose=False)
         network = float_network(config, data, run_dir)
         found = {"float": test_accuracy(network)}
         float_val = accuracy(network_confusion(network, data.val_dataloader(), data.num_classes, device))
@@ -98,6 +97,7 @@ def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     with timed(seconds, "fake_quant"):
         module = shipped_module(chosen, config, data)
         found["fake_quant"] = test_accuracy(module.network)
+        validation = accuracy(network_confusion(module.network, data.val_dataloader(), data.num_classes, device))
         what = "quantization-aware training" if trains else "simulated integers"
         log.info("%s: test accuracy %.4f (%s)", what, found["fake_quant"], chosen.name)
 
@@ -125,6 +125,7 @@ def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         "status": "ok",
         **identity(config),
         "accuracy": found,
+        "validation": validation,
         "parity": {"identical": float(parity.identical), "max_lsb": int(parity.max_lsb)},
         "freeze_step": schedule["freeze_bn"].frozen_at,
         "steps": trainer.global_step if trains else 0,

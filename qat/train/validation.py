@@ -35,6 +35,10 @@ def _quantizer(where: str, part: dict[str, Any], ranges: tuple[str, ...], proble
         problems.name(f"{where}.range", part["range"], ranges)
 
 
+def _seed(where: str, seed: object, problems: Problems) -> None:
+    problems.number(where, seed, 0, 2**32 - 1, whole=True)
+
+
 def _optim(where: str, optim: dict[str, Any], problems: Problems) -> None:
     from qat.train.optim import OPTIMIZERS, SCHEDULES
 
@@ -169,6 +173,8 @@ def _data(data: dict[str, Any], problems: Problems) -> None:
         problems.number("data.image_size", data["image_size"], 1, whole=True)
     if not 0 < data["val_fraction"] < 1:
         problems.add("data.val_fraction", repr(data["val_fraction"]), "a share between 0 and 1", "Set data.val_fraction=0.15.")
+    if data["split_seed"] is not None:
+        _seed("data.split_seed", data["split_seed"], problems)
 
 
 def validate_values(config: dict[str, Any]) -> None:
@@ -182,7 +188,7 @@ def validate_values(config: dict[str, Any]) -> None:
     from qat.targets import TARGETS
 
     problems = Problems()
-    problems.number("seed", config["seed"], 0, 2**32 - 1, whole=True)
+    _seed("seed", config["seed"], problems)
     _model(config["model"], problems)
     _data(config["data"], problems)
     _quantizer("quant.weight", config["quant"]["weight"], WEIGHT_RANGES, problems)
@@ -198,6 +204,8 @@ def validate_values(config: dict[str, Any]) -> None:
     _optim("optim", config["optim"], problems)
     _optim("float_training.optim", config["float_training"]["optim"], problems)
     problems.number("float_training.max_epochs", config["float_training"]["max_epochs"], 0, whole=True)
+    if config["float_training"]["seed"] is not None:
+        _seed("float_training.seed", config["float_training"]["seed"], problems)
     _trainer(config["trainer"], problems)
     _post_training(config, problems)
     for key in ("moments", "pictures"):

@@ -21,6 +21,7 @@ FIELDS = [
     "activation_bits",
     "per_channel",
     "accuracy",
+    "validation",
     "parity",
     "freeze_step",
     "steps",
@@ -42,6 +43,8 @@ def test_the_story_from_float_to_integers(config, tmp_path):
     assert (result["status"], result["freeze_step"], result["steps"]) == ("ok", 9, 18)
     assert list(result["accuracy"]) == ["float", "ptq", "fake_quant", "integer"]
     assert all(0 <= value <= 1 for value in result["accuracy"].values())
+    best = max(row["val_acc"] for row in read_metrics(run / "metrics.csv")[1:] if "val_acc" in row and row["step"] > 9)
+    assert result["validation"] == pytest.approx(best)
     assert abs(result["accuracy"]["integer"] - result["accuracy"]["fake_quant"]) <= 0.03
     assert result["parity"]["max_lsb"] <= 1
     assert result["peak_memory_mb"] > 50 and set(result["seconds"]) >= {"float", "ptq", "qat", "export", "integer"}

@@ -36,6 +36,6 @@ class Cifar10(ImageData):
 
     def read(self) -> Splits:
         (whole, names), (test, _) = self._official(train=True), self._official(train=False)
-        train, val = stratified(whole.labels, self.options["val_fraction"], self.seed)
+        train, val = stratified(whole.labels, self.options["val_fraction"], self.split_seed)
         size = self.options["image_size"] or 32
         return Splits(names, (3, size, size), whole.subset(train), whole.subset(val), test)

@@ -21,6 +21,6 @@ class Digits(ImageData):
         size = self.options["image_size"]
         whole = ArrayPictures(resized(images, size), torch.from_numpy(labels))
         rest, test = stratified(whole.labels, 0.25, seed=0)
-        train, val = stratified(whole.labels[rest], self.options["val_fraction"], self.seed)
+        train, val = stratified(whole.labels[rest], self.options["val_fraction"], self.split_seed)
         shape = (1, size or 8, size or 8)
         return Splits([str(d) for d in range(10)], shape, whole.subset(rest[train]), whole.subset(rest[val]), whole.subset(test))

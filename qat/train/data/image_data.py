@@ -1,5 +1,6 @@
 """What every source offers: loaders for the three splits and batches for calibration."""
 
+import copy
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +26,7 @@ _DEFAULTS: dict[str, Any] = {
     "mean": None,
     "std": None,
     "val_fraction": 0.15,
+    "split_seed": None,
 }
 
 
@@ -38,7 +40,8 @@ class ImageData(LightningDataModule):
 
     Args:
         data: the `data` part of a recipe; absent keys have defaults.
-        seed: chooses the validation split (where the source has none), the order of the samples and the augmentation.
+        seed: chooses the order of the samples and the augmentation; and, unless `data` has a split_seed, the validation split where the
+            source has none.
 
     Raises:
         ConfigError: missing or malformed data, unknown augmentation, mean or std of another number of channels.
@@ -51,6 +54,7 @@ class ImageData(LightningDataModule):
         super().__init__()
         self.options = _DEFAULTS | data
         self.seed = seed
+        self.split_seed = seed if self.options["split_seed"] is None else self.options["split_seed"]
         augment = AUGMENTS[check_name("data.augment", self.options["augment"], AUGMENTS)]
         self.splits = self.read()
         self.class_names = self.splits.class_names
@@ -61,6 +65,12 @@ class ImageData(LightningDataModule):
         self._std = self._channels("std", self.std)
         if min(self._std) <= 0:
             raise ConfigError("data.std", str(self._std), "positive numbers", "Give the standard deviation of pixels in [0, 1].")
+
+    def seeded(self, seed: int) -> "ImageData":
+        """The same splits, of which nothing is read again, in another order and with other augmentation."""
+        other = copy.copy(self)
+        other.seed = seed
+        return other
 
     @property
     def normalisation(self) -> dict[str, list[float]]:

@@ -15,4 +15,4 @@ class ImageFolder(ImageData):
     std = (0.229, 0.224, 0.225)
 
     def read(self) -> Splits:
-        return read_folders(self.options["root"], self.options["image_size"] or 224, self.options["val_fraction"], self.seed)
+        return read_folders(self.options["root"], self.options["image_size"] or 224, self.options["val_fraction"], self.split_seed)

@@ -19,7 +19,7 @@ class ImageNet(ImageData):
     std = (0.229, 0.224, 0.225)
 
     def read(self) -> Splits:
-        splits = read_folders(self.options["root"], self.options["image_size"] or 224, self.options["val_fraction"], self.seed)
+        splits = read_folders(self.options["root"], self.options["image_size"] or 224, self.options["val_fraction"], self.split_seed)
         others = [name for name in splits.class_names if not re.fullmatch(r"n\d{8}", name)]
         if others:
             todo = f"Use data=imagefolder for other names. {LAYOUT}"

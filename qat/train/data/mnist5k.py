@@ -28,6 +28,6 @@ class Mnist5k(ImageData):
         images = torch.from_numpy(pixels.astype("uint8")).view(-1, 1, 28, 28)
         whole = ArrayPictures(resized(images, size), torch.from_numpy(labels))
         rest, test = stratified(whole.labels, 0.2, seed=0)
-        train, val = stratified(whole.labels[rest], self.options["val_fraction"], self.seed)
+        train, val = stratified(whole.labels[rest], self.options["val_fraction"], self.split_seed)
         shape = (1, size or 28, size or 28)
         return Splits([str(d) for d in range(10)], shape, whole.subset(rest[train]), whole.subset(rest[val]), whole.subset(test))
