@@ -5,6 +5,7 @@ a failed job, which Hydra's launcher does not.
 """
 
 import itertools
+from collections.abc import Collection
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -96,7 +97,7 @@ class Composer:
         if chosen:
             self.check_recipe(str(chosen[-1]))
         try:
-            config: DictConfig = compose("train", overrides=[opened(override) for override in self.parse(words)])
+            config: DictConfig = compose("train", overrides=[opened(override, self.options) for override in self.parse(words)])
         except (HydraException, OmegaConfBaseException) as error:
             found = " ".join(str(error).split())
             raise ConfigError("command line", found, "overrides Hydra can apply", "Correct it.") from error
@@ -154,12 +155,7 @@ def leaves(content: Any, path: str = "") -> list[str]:
     return [leaf for key, value in content.items() for leaf in leaves(value, f"{path}.{key}".lstrip("."))]
 
 
-def opened(override: Override) -> str:
-    """The override's text; under an open mapping, `++` in front so that a key the recipe lacks can be given."""
+def opened(override: Override, groups: Collection[str]) -> str:
+    """The override's text; of a value, with `++` in front: the options chosen may leave out a key that the schema knows."""
     text = str(override.input_line)
-    node: Any = schema()
-    for part in override.key_or_group.split("."):
-        node = node._get_node(part) if isinstance(node, DictConfig) and part in node else None
-        if is_open(node):
-            return text if text[0] in "+~" else f"++{text}"
-    return text
+    return text if text[0] in "+~" or override.key_or_group in groups else f"++{text}"

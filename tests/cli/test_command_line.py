@@ -36,6 +36,14 @@ def test_open_mappings_take_keys_the_recipe_lacks(composed, prefix):
     assert options["depth"] == 2
 
 
+@pytest.mark.parametrize("key", ["quant.range_search", "data.split_seed", "float_training.seed", "report.moments", "optim.scale_lr"])
+def test_keys_that_the_options_chosen_leave_out_can_be_given(composed, key):
+    value = composed("recipe=mbv1_bncorr", f"{key}=3")
+    for part in key.split("."):
+        value = value[part]
+    assert value == 3
+
+
 def test_open_mappings_are_given_whole(composed):
     config = composed(BASE, "quant.overrides={conv_stem:{weight:{bits:4}}}", "trainer.options={accumulate_grad_batches:2}")
     assert config["quant"]["overrides"] == {"conv_stem": {"weight": {"bits": 4}}}
