@@ -19,6 +19,7 @@ from qat.train.callbacks.weight_codes import WeightCodes, changed, quantized_lay
 from qat.train.data import build_data
 from qat.train.job import module_config, run_job
 from qat.train.module import Classifier
+from qat.train.qat_training import schedule_callbacks
 from qat.train.trainer import build_trainer, fit
 
 ALL = 1000  # moments: every step
@@ -127,6 +128,22 @@ def test_weights_at_rest_jitter_by_the_statistics_alone(config, tmp_path):
     corrected = at_rest(config, tmp_path, "bn_correction", False)
     assert sum(map(sum, corrected["jitter"].values())) < sum(map(sum, per_tensor["jitter"].values())) / 3
     assert {share for shares in at_rest(config, tmp_path, "frozen", False)["jitter"].values() for share in shares} == {0.0}
+
+
+def test_a_reestimation_at_the_freeze_does_not_mix_with_the_batch(config, tmp_path):
+    """Of weights at rest the statistics explain every changed code, also from the last moving batch to the first frozen one."""
+    config["quant"]["weight"]["per_channel"] = False
+    config["fold"] |= {"name": "naive", "freeze": 3, "reestimate_before_freeze": 2}
+    config["optim"] = {**config["optim"], "lr": 0.0, "weight_decay": 0.0, "schedule": "constant"}
+    config["report"]["moments"] = ALL
+    schedule = schedule_callbacks(config)
+    run(config, tmp_path, *schedule.values())
+    history = schedule["record"].history
+    assert schedule["freeze_bn"].frozen_at == 3 and history["jitter"]["steps"] == [1, 2, 3, 4, 5]
+    assert history["jitter"] == history["jitter_statistics"]
+    for name in ("0", "3"):
+        shares = history["jitter"]["layers"][name]
+        assert all(share > 0 for share in shares[:3]) and shares[3:] == [0, 0], name
 
 
 def test_naive_jitters_more_than_the_correction(config, tmp_path):
@@ -252,24 +269,48 @@ def test_a_stop_in_the_middle_of_a_batch_leaves_no_hooks(config, tmp_path):
     assert not any(m._forward_hooks for m in kept[0].modules())
 
 
-@pytest.mark.parametrize("strategy", qat.STRATEGIES)
-def test_an_observed_step_does_not_read_the_device(config, tmp_path, strategy):
-    config["fold"]["name"] = strategy
-    network = run(config, tmp_path, Record(0)).train()
-    layers, x = quantized_layers(network), torch.randn(16, 1, 8, 8)
+def observed(network, x):
+    """(what a moment reads before its batch, changed shares), the second of two batches under the profiler or the eyes of CUDA."""
+    layers = quantized_layers(network)
     first = WeightCodes(layers, {})
     network(x)
     first.close()
     sigmas = first.used()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+
+    def moment():
         ends = range_ends(network)
         second = WeightCodes(layers, sigmas)
         network(x)
         shares = [changed(second.codes[name], first.codes[name]) for name in layers]
         second.close()
         second.used()
-    assert len(ends) > len(layers) and len(shares) == len(layers)
+        return ends, shares
+
+    moment()
+    return moment
+
+
+@pytest.mark.parametrize("strategy", qat.STRATEGIES)
+def test_an_observed_step_does_not_read_the_device(config, tmp_path, strategy):
+    config["fold"]["name"] = strategy
+    moment = observed(run(config, tmp_path, Record(0)).train(), torch.randn(16, 1, 8, 8))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        ends, shares = moment()
+    assert len(ends) > len(shares) == len(LAYERS)
     assert "aten::_local_scalar_dense" not in {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("strategy", qat.STRATEGIES)
+def test_an_observed_step_does_not_wait_for_the_gpu(config, tmp_path, strategy):
+    config["fold"]["name"] = strategy
+    moment = observed(run(config, tmp_path, Record(0)).cuda().train(), torch.randn(16, 1, 8, 8).cuda())
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        moment()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def job(config, tmp_path, name="run"):
@@ -343,10 +384,7 @@ def test_a_stopped_and_resumed_job_writes_the_same_layers(config, tmp_path):
     config["trainer"]["max_epochs"] = 2
     whole = job(config, tmp_path, "whole")[1]
     with pytest.MonkeyPatch.context() as patch:
-        from qat.train import qat_training
-
-        schedule = qat_training.schedule_callbacks
-        patch.setattr("qat.train.job.schedule_callbacks", lambda config: schedule(config) | {"stop": Stop()})
+        patch.setattr("qat.train.job.schedule_callbacks", lambda config: schedule_callbacks(config) | {"stop": Stop()})
         with pytest.raises(KeyboardInterrupt):
             job(config, tmp_path, "stopped")
     assert not (tmp_path / "stopped" / "layers.json").exists()
