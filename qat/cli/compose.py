@@ -83,7 +83,7 @@ class Composer:
                 where = f"{recipe.path}: defaults: {group}"
                 if problems.name(where, group, [known for known in self.options if known != "recipe"], what="an unknown group"):
                     problems.name(where, option, self.options[group])
-            for key in leaves({key: value for key, value in recipe.content.items() if key != "defaults"}):
+            for key in leaves({key: value for key, value in recipe.job.items() if key != "defaults"}):
                 check_key(key, [], problems, prefix=f"{recipe.path}: ")
         problems.raise_any()
 

@@ -39,6 +39,11 @@ class Recipe:
         return listed if "_self_" in listed else [*listed, "_self_"]
 
     @property
+    def job(self) -> dict[str, Any]:
+        """The content without its section `sweep`, which is no part of a job's configuration."""
+        return {key: value for key, value in self.content.items() if key != "sweep"}
+
+    @property
     def bases(self) -> list[str]:
         """Names of the recipes it builds on directly."""
         folder = self.name.rpartition("/")[0]
@@ -123,6 +128,29 @@ def lineage(name: str, recipes: dict[str, Recipe]) -> list[Recipe]:
     return chain
 
 
+def sweep_of(name: str, recipes: dict[str, Recipe]) -> Any:
+    """The section `sweep` of a recipe, as written: that of its bases, changed key by key by its own, where null takes a key out.
+
+    Returns:
+        None for a recipe of one run.
+
+    Raises:
+        ConfigError: as `lineage`.
+    """
+    section: Any = None
+    for recipe in reversed(lineage(name, recipes)):
+        if "sweep" in recipe.content:
+            section = _changed(section, recipe.content["sweep"])
+    return section
+
+
+def _changed(base: Any, own: Any) -> Any:
+    if not isinstance(base, dict) or not isinstance(own, dict):
+        return own
+    merged = {key: _changed(base.get(key), value) for key, value in own.items()}
+    return {key: value for key, value in {**base, **merged}.items() if value is not None}
+
+
 def register(recipes: dict[str, Recipe]) -> None:
     """Make the recipes, and no others, the options of Hydra's group `recipe`."""
     store = ConfigStore.instance()
@@ -130,5 +158,5 @@ def register(recipes: dict[str, Recipe]) -> None:
     for recipe in recipes.values():
         if recipe.broken is None:
             group, _, name = f"recipe/{recipe.name}".rpartition("/")
-            node = OmegaConf.create({**recipe.content, "defaults": recipe.defaults})
+            node = OmegaConf.create({**recipe.job, "defaults": recipe.defaults})
             store.store(group=group, name=name, node=node, package="_global_", provider=str(recipe.path))

@@ -25,7 +25,8 @@ def recorded(folder: Path, trusted: str | None = None) -> dict[str, Any]:
     return recorded_config(folder, trusted)
 
 
-def _value(config: dict[str, Any], key: str) -> Any:
+def value_at(config: dict[str, Any], key: str) -> Any:
+    """The value at a dotted key; None where there is none."""
     value: Any = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -51,10 +52,10 @@ def resumed(words: list[str], composer: Composer) -> dict[str, Any]:
     changed = ["recipe"] if asked != config["recipe"] else []
     if rest and not changed:
         plain, wanted = composer.compose([f"recipe={asked}"]), composer.compose([f"recipe={asked}", *rest])
-        keys = {key for key in leaves(wanted) if _value(plain, key) != _value(wanted, key)} | {
+        keys = {key for key in leaves(wanted) if value_at(plain, key) != value_at(wanted, key)} | {
             key for key in given if key not in composer.options
         }
-        changed = sorted(key for key in keys if _value(wanted, key) != _value(config, key))
+        changed = sorted(key for key in keys if value_at(wanted, key) != value_at(config, key))
     if changed:
         todo = f"Drop them (`resume={folder}` is enough), or start a run of its own."
         raise ConfigError("resume", f"other values of {', '.join(changed)}", f"those of {folder / 'config.yaml'}", todo)

@@ -61,26 +61,33 @@ def sweep_lines(results: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def run_one(config: dict[str, Any], words: list[str], notes: list[str]) -> tuple[int, dict[str, Any]]:
-    """One job: exit status and result. On other ranks than 0 the folder and what is said are rank 0's affair."""
+def run_one(
+    config: dict[str, Any], words: list[str], notes: list[str], folder: Path | None = None, brief: bool = False
+) -> tuple[int, dict[str, Any]]:
+    """One job: exit status and result. On other ranks than 0 the folder and what is said are rank 0's affair.
+
+    Args:
+        folder: for a new run; None: one of its own.
+        brief: leave tracebacks to train.log and result.json.
+    """
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return _other_rank(config), {}
     if config["resume"]:
         folder = Path(config["resume"])
         write_env(folder / f"env_resumed_{stamp()}.json", environment(words))
     else:
-        folder = new_run_folder(config, environment(words))
+        folder = new_run_folder(config, environment(words), folder)
     os.environ[_FOLDER] = str(folder)
     try:
         with logged(folder):
             for note in [*notes, f"{'resumed' if config['resume'] else 'run'} in {folder}"]:
                 log.info("%s", note)
-            return _finish(config, folder)
+            return _finish(config, folder, brief)
     finally:
         del os.environ[_FOLDER]
 
 
-def _finish(config: dict[str, Any], folder: Path) -> tuple[int, dict[str, Any]]:
+def _finish(config: dict[str, Any], folder: Path, brief: bool) -> tuple[int, dict[str, Any]]:
     try:
         from qat.train.job import run_job
 
@@ -96,7 +103,7 @@ def _finish(config: dict[str, Any], folder: Path) -> tuple[int, dict[str, Any]]:
         result = failed_result(config, error)
         write_result(folder, result)
         log.error("failed", exc_info=True, **FILE_ONLY)  # type: ignore[arg-type]
-        if not isinstance(error, QATError):
+        if not isinstance(error, QATError) and not brief:
             traceback.print_exc()
         message = str(error) if isinstance(error, QATError) else f"{type(error).__name__}: {error}"
         print(f"error: {message} ({folder / 'train.log'})", file=sys.stderr)

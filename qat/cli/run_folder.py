@@ -1,6 +1,7 @@
-"""The folder of a run: <run_root>/<recipe>/<timestamp>/, made once and never written over."""
+"""The folder of a run: <run_root>/<recipe>/<timestamp>/, made once and never written over; in a sweep, one below the sweep's own."""
 
 import json
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,24 +16,35 @@ def stamp() -> str:
     return datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f")
 
 
-def new_run_folder(config: dict[str, Any], env: dict[str, Any]) -> Path:
-    """Make the folder of a new run, with config.yaml and env.json.
+def new_run_folder(config: dict[str, Any], env: dict[str, Any], folder: Path | None = None) -> Path:
+    """Make the folder of a new run, with env.json and config.yaml, the latter last and as a whole.
+
+    Args:
+        folder: of a job of a sweep, which may be there already but without a config.yaml; None: one of its own.
 
     Raises:
         ConfigError: run_root cannot be written to.
         FileExistsError: the folder is there already.
     """
-    folder = Path(config["run_root"]) / config["recipe"] / stamp()
+    own = folder is None
+    folder = Path(config["run_root"]) / config["recipe"] / stamp() if folder is None else folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             "run_root", f"{config['run_root']!r} ({error})", "a folder that can be written to", "Set run_root=FOLDER."
         ) from error
-    folder.mkdir()
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(config), encoding="utf-8")
+    folder.mkdir(exist_ok=not own)
     write_env(folder / "env.json", env)
+    write_whole(folder / "config.yaml", OmegaConf.to_yaml(config))
     return folder
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
 
 
 def write_env(path: Path, env: dict[str, Any]) -> None:

@@ -6,15 +6,21 @@ from rich.table import Table
 from rich.text import Text
 
 from qat.cli.folders import packaged
-from qat.cli.recipes import Recipe, lineage, runnable
+from qat.cli.recipes import Recipe, lineage, runnable, sweep_of
 from qat.errors import ConfigError
 
 USAGE = "python train.py recipe=NAME [GROUP=OPTION ...] [KEY=VALUE ...]"
 
 
 def strategy_of(name: str, recipes: dict[str, Recipe]) -> str:
-    """The fold the recipe chooses: the nearest `override /fold` in its lineage, else the default of configs/train.yaml."""
+    """The fold the recipe chooses: the nearest `override /fold` in its lineage, else the default of configs/train.yaml; of a recipe
+    that sweeps over them "all" or their number."""
     try:
+        section = sweep_of(name, recipes)
+        swept = section["over"].get("fold") if isinstance(section, dict) and isinstance(section.get("over"), dict) else None
+        if isinstance(swept, list):
+            known = {path.stem for path in (packaged("configs") / "fold").glob("*.yaml")}
+            return "all" if known <= set(map(str, swept)) else f"{len(swept)} of them"
         chosen = [recipe.choices["fold"] for recipe in lineage(name, recipes) if "fold" in recipe.choices]
     except ConfigError as error:
         return f"cannot be read: {error.found}"

@@ -12,6 +12,9 @@ from qat.cli.launch import launch_jobs, prepared_launcher, split
 from qat.cli.recipes import Recipe, find_recipes
 from qat.cli.resume import resumed
 from qat.cli.run import run_jobs
+from qat.cli.sweep import is_sweep, obey_sweep
+from qat.cli.sweep_plan import one_device
+from qat.cli.sweep_section import OPTIONS
 from qat.cli.table import USAGE, print_table
 from qat.errors import ConfigError
 from qat.train.config import validate
@@ -41,6 +44,8 @@ def obey(words: list[str], arguments: argparse.Namespace, parser: argparse.Argum
                 check_recipe_given(arguments.overrides, recipes)
             print_table(recipes)
             return BAD_INPUT
+        if is_sweep(arguments.overrides, composer):
+            return obey_sweep(words, arguments, composer)
         arguments.overrides, own = split(arguments.overrides, arguments.multirun)
         configs = plan(arguments, composer)
         if arguments.cfg:
@@ -75,7 +80,9 @@ def print_help(parser: argparse.ArgumentParser, composer: Composer) -> None:
     print("groups (GROUP=OPTION):")
     for group, options in sorted(composer.options.items()):
         print(f"  {group}: {', '.join(options)}")
-    print("\nkeys (KEY=VALUE): see --cfg job; resume=RUN_DIR goes on with an interrupted run")
+    print("\nkeys (KEY=VALUE): see --cfg job; resume=RUN_DIR goes on with an interrupted run or sweep")
+    print("sweep recipes: KEY=A,B or sweep.over.KEY=[A,B], sweep.tune.KEY=[A,B], sweep.baseline=FOLD;")
+    print("  " + "; ".join(f"sweep.{name}=true: {what}" for name, what in OPTIONS.items()))
 
 
 def plan(arguments: argparse.Namespace, composer: Composer) -> list[dict[str, Any]]:
@@ -99,11 +106,8 @@ def check(configs: list[dict[str, Any]], multirun: bool) -> None:
     """
     for config in configs:
         validate(config)
-        # the processes Lightning starts repeat the command line, each would start the whole sweep
-        trainer = config["trainer"] | config["trainer"]["options"]
-        if multirun and (trainer["devices"] not in (1, "1") or trainer.get("num_nodes", 1) != 1):
-            found = f"{trainer['devices']!r} together with -m"
-            raise ConfigError("trainer.devices", found, "1 in a sweep", "Run the jobs one by one, or set trainer.devices=1.")
+        if multirun:
+            one_device(config, "together with -m")
 
 
 def own_recipes(configs: list[dict[str, Any]], recipes: dict[str, Recipe]) -> list[str]:

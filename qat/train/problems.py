@@ -6,6 +6,15 @@ from qat.choose import check_name
 from qat.errors import ConfigError
 
 
+class NotPossibleError(ConfigError):
+    """Values that each make sense, but not together: in a sweep that combination is left out."""
+
+
+def not_possible(error: ConfigError) -> bool:
+    """Is all that is wrong a combination of values, none of which is wrong by itself?"""
+    return all(isinstance(part, NotPossibleError) for part in getattr(error, "problems", [error]))
+
+
 class JointConfigError(ConfigError):
     """Several problems, a line each. The fields are those of the first."""
 
@@ -27,8 +36,8 @@ class Problems:
     def __init__(self) -> None:
         self.found: list[ConfigError] = []
 
-    def add(self, where: str, found: str, expected: str, todo: str) -> None:
-        self.found.append(ConfigError(where, found, expected, todo))
+    def add(self, where: str, found: str, expected: str, todo: str, kind: type[ConfigError] = ConfigError) -> None:
+        self.found.append(kind(where, found, expected, todo))
 
     def name(self, where: str, name: object, known: Collection[str], what: str | None = None) -> bool:
         """Is `name` one of `known`? Adds a problem with the closest match if it is not; `what` replaces the name in it."""

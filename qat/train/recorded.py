@@ -4,6 +4,7 @@ import importlib
 import inspect
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from qat.errors import ConfigError
 from qat.train.config import complete
 
 
-def recorded_config(folder: Path, trusted: str | None = None) -> dict[str, Any]:
+def recorded_config(folder: Path, trusted: str | Collection[str] | None = None) -> dict[str, Any]:
     """The configuration of a run, complete.
 
     Args:
-        trusted: `model.name` of a function of the user's that may be called though it is not in the working directory.
+        trusted: `model.name` of a function of the user's that may be called though it is not in the working directory, or several.
 
     Raises:
         ConfigError: no readable configuration, an interpolation in it, or a network of a function that is not the user's.
@@ -37,8 +38,9 @@ def recorded_config(folder: Path, trusted: str | None = None) -> dict[str, Any]:
             todo = "A run records resolved values; look at who wrote this one."
             raise ConfigError(f"{path}: {key}", f"the interpolation {value!r}", "a plain value", todo)
     config = complete(plain)
-    if config["model"]["source"] == "python" and config["model"]["name"] != trusted:
-        _require_own(config["model"]["name"], folder)
+    names = [trusted] if isinstance(trusted, str) else trusted or ()
+    if config["model"]["source"] == "python" and config["model"]["name"] not in names:
+        require_own(config["model"]["name"], folder)
     return config
 
 
@@ -51,7 +53,7 @@ def _texts(node: Any, path: str = "") -> list[tuple[str, str]]:
     return [found for value in node for found in _texts(value, path)] if isinstance(node, list) else []
 
 
-def _require_own(name: str, folder: Path) -> None:
+def require_own(name: str, folder: Path) -> None:
     """Raise ConfigError unless `name` is a function defined in a file below the working directory that did not come with the run folder.
 
     What lies beside a run folder came with it: of the working directory the whole first folder on the way to it is left out.

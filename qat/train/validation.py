@@ -8,7 +8,7 @@ import inspect
 from dataclasses import replace
 from typing import Any
 
-from qat.train.problems import Problems
+from qat.train.problems import NotPossibleError, Problems
 
 WEIGHT_RANGES = ("minmax", "mse", "percentile", "lsq")
 ACTIVATION_RANGES = ("ema", "minmax", "mse", "percentile", "lsq")
@@ -92,10 +92,11 @@ def _fold(config: dict[str, Any], problems: Problems) -> None:
             problems.name(f"fold.options.{key}", key, keywords, what=f"an option {fold['name']} does not have")
     if fold["name"] == "scale_merge" and not config["quant"]["weight"]["per_channel"]:
         expected = "one weight scale a channel, to merge the BatchNorm into"
-        problems.add("quant.weight.per_channel", "false with fold=scale_merge", expected, "Use quant=w8a8_per_channel or another fold.")
+        todo = "Use quant=w8a8_per_channel or another fold."
+        problems.add("quant.weight.per_channel", "false with fold=scale_merge", expected, todo, NotPossibleError)
     if fold["name"] == "scale_merge" and config["quant"]["weight"]["power_of_two"]:
         expected = "a strategy that does not multiply scales by gamma / sigma"
-        problems.add("quant.weight.power_of_two", "true with fold=scale_merge", expected, "Use another fold.")
+        problems.add("quant.weight.power_of_two", "true with fold=scale_merge", expected, "Use another fold.", NotPossibleError)
     problems.number("fold.lr_after_freeze", fold["lr_after_freeze"], 0)
     problems.number("fold.drift_bound", fold["drift_bound"], 0)
     for key in ("reestimate_before_freeze", "reestimate_before_eval"):

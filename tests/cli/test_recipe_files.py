@@ -9,10 +9,14 @@ import pytest
 
 from qat.cli.compose import Composer
 from qat.cli.folders import PACKAGE, packaged
-from qat.cli.recipes import find_recipes, read_header, runnable
+from qat.cli.recipes import find_recipes, read_header, runnable, sweep_of
+from qat.cli.sweep_plan import plan_of
+from qat.cli.sweep_section import section_of
 from qat.cli.table import strategy_of
 from qat.cli.train import main
 from qat.train.config import validate
+from qat.train.float_model import cache_path
+from qat.train.seeds import split_seed
 
 RECIPES = find_recipes(packaged("recipes"))
 NAMES = sorted(runnable(RECIPES))
@@ -34,7 +38,22 @@ def test_recipe_is_valid_and_is_what_its_header_and_the_table_say(composer, name
     header = RECIPES[name].header
     assert set(header) == {"what", "why", "paper", "command", "measured"}
     assert header["command"] == f"python train.py recipe={name}"
-    assert strategy_of(name, RECIPES) == config["fold"]["name"]
+    if sweep_of(name, RECIPES) is None:
+        assert strategy_of(name, RECIPES) == config["fold"]["name"]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if sweep_of(name, RECIPES) is not None])
+def test_the_jobs_of_a_sweep_are_valid(composer, name):
+    plan = plan_of(section_of(name, sweep_of(name, RECIPES), composer), composer)
+    assert len(plan.jobs) == len(plan.cells) * len(plan.seeds) * len(plan.grid)
+
+
+def test_compare_fold_covers_every_strategy_from_one_float_network(composer):
+    plan = plan_of(section_of("compare_fold", sweep_of("compare_fold", RECIPES), composer), composer)
+    assert {job.config["fold"]["name"] for job in plan.jobs.values()} == STRATEGIES
+    assert len({cache_path(job.config) for job in plan.jobs.values()}) == 1
+    assert {split_seed(job.config) for job in plan.jobs.values()} == {0}
+    assert [cell for cell, _ in plan.impossible] == [f"scale_merge {bits}_per_tensor" for bits in ("w8a8", "w4a8", "w4a4")]
 
 
 @pytest.mark.parametrize("group, option", OPTIONS)

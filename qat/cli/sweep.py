@@ -1,0 +1,103 @@
+"""A sweep recipe: `python train.py recipe=compare_fold`, or `resume=SWEEP_DIR` (docs/sweeps.md)."""
+
+import argparse
+from pathlib import Path
+
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+
+from qat.cli.compose import Composer, options_of
+from qat.cli.recipes import sweep_of
+from qat.cli.sweep_folder import SWEEP, held, new_folder, read_sweep, what_is_swept, write_sweep
+from qat.cli.sweep_plan import Plan, plan_of
+from qat.cli.sweep_resume import PLACES, resumed_sweep
+from qat.cli.sweep_run import SweepRun
+from qat.cli.sweep_section import changed, section_of
+from qat.errors import ConfigError
+
+
+def is_sweep(words: list[str], composer: Composer) -> bool:
+    """Do these words ask for a sweep recipe, or for the rest of a sweep?
+
+    Raises:
+        ConfigError: not Hydra's grammar, or words for a sweep without one.
+    """
+    given = {override.key_or_group: override for override in composer.parse(words)}
+    if "resume" in given:
+        sweep = not given["resume"].is_sweep_override() and (Path(str(given["resume"].value())) / SWEEP).is_file()
+    else:
+        names = map(str, options_of(given["recipe"])) if "recipe" in given else []
+        sweep = any(sweep_of(name, composer.recipes) is not None for name in names if name in composer.recipes)
+    for key in given:
+        if not sweep and key.partition(".")[0] == "sweep":
+            raise ConfigError(key, "words for a sweep", "a recipe with a section sweep", "Give such a recipe, or use -m (docs/sweeps.md).")
+    return sweep
+
+
+def obey_sweep(words: list[str], arguments: argparse.Namespace, composer: Composer) -> int:
+    """Print the jobs' configurations, or run what is left of the jobs; the exit status.
+
+    Raises:
+        ConfigError: bad words, or a sweep that cannot be gone on with; nothing was run.
+    """
+    overrides = composer.parse(arguments.overrides)
+    _refuse_other_ways(overrides, arguments.multirun)
+    given = {override.key_or_group: override for override in overrides}
+    others = [override for override in overrides if override.key_or_group not in PLACES]
+    began: Path | None
+    if "resume" in given:
+        began, plan, run_root = resumed_sweep(given, others, composer)
+    else:
+        began, plan, run_root = _asked(given, others, composer)
+    if arguments.cfg:
+        rest = plan.rest({cell: next(iter(plan.grid)) for cell in plan.cells}) if not plan.section.tune else []
+        texts = [f"# {job.label}\n{OmegaConf.to_yaml({**job.config, 'run_root': run_root})}" for job in [*plan.first(), *rest]]
+        print("---\n".join(texts), end="")
+        return 0
+    for cell, reason in plan.impossible:
+        print(f"not possible: {cell} ({reason})")
+    own = composer.recipes.get(plan.section.recipe)
+    notes = [f"recipe {own.name} is your own, {own.path}"] if own and own.own else []
+    told = "going on in" if began else "begun in"
+    folder = began or new_folder(run_root, plan.section.recipe)
+    with held(folder):
+        sweep = SweepRun(plan, folder, run_root, words, notes)
+        write_sweep(folder, plan.section, run_root)
+        print(f"sweep of {len(plan.cells)} combinations, seeds {', '.join(map(str, plan.seeds))}, {told} {folder}")
+        return sweep.run()
+
+
+def _asked(given: dict[str, Override], others: list[Override], composer: Composer) -> tuple[Path | None, Plan, str]:
+    """The folder of the sweep if the same command has begun it, the plan of a recipe with what the command line changes in it, and its
+    run_root."""
+    recipe = str(given["recipe"].value())
+    composer.check_recipe(recipe)
+    written = section_of(recipe, sweep_of(recipe, composer.recipes), composer, f"{composer.recipes[recipe].path}: ")
+    plan = plan_of(changed(written, others, composer), composer)
+    root = given["run_root"].value() if "run_root" in given else next(iter(plan.jobs.values())).config["run_root"]
+    return _same(plan, str(root)), plan, str(root)
+
+
+def _refuse_other_ways(overrides: list[Override], multirun: bool) -> None:
+    for override in overrides:
+        if override.key_or_group.startswith(("hydra/launcher", "hydra.launcher")):
+            expected = "no launcher: the jobs of a sweep recipe run one after the other and share a float network"
+            todo = "Leave it out, or use -m with recipes of one run."
+            raise ConfigError("hydra.launcher", str(override.input_line), expected, todo)
+    if multirun:
+        raise ConfigError("-m", "a sweep recipe", "recipes of one run: a sweep recipe runs all its jobs by itself", "Leave out -m.")
+    for override in overrides:
+        if override.key_or_group in PLACES and override.is_sweep_override():
+            raise ConfigError(override.key_or_group, "several values", "one", "Give one.")
+
+
+def _same(plan: Plan, run_root: str) -> Path | None:
+    """The folder of the last sweep that this command started; None: begin one."""
+    wanted = what_is_swept(plan.section, run_root)
+    places = Path(run_root) / plan.section.recipe
+    if "new" in plan.section.options or not places.is_dir():
+        return None
+    for folder in sorted((path for path in places.iterdir() if (path / SWEEP).is_file()), reverse=True):
+        if {**read_sweep(folder), "baseline": wanted["baseline"]} == wanted:
+            return folder
+    return None
