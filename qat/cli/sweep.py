@@ -63,7 +63,8 @@ def obey_sweep(words: list[str], arguments: argparse.Namespace, composer: Compos
     with held(folder):
         sweep = SweepRun(plan, folder, run_root, words, notes)
         write_sweep(folder, plan.section, run_root)
-        print(f"sweep of {len(plan.cells)} combinations, seeds {', '.join(map(str, plan.seeds))}, {told} {folder}")
+        seeds = f"seed{'s' * (len(plan.seeds) > 1)} {', '.join(map(str, plan.seeds))}"
+        print(f"sweep of {len(plan.cells)} combination{'s' * (len(plan.cells) > 1)}, {seeds}, {told} {folder}", flush=True)
         return sweep.run()
 
 
