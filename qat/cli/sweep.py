@@ -99,6 +99,9 @@ def _same(plan: Plan, run_root: str) -> Path | None:
     if "new" in plan.section.options or not places.is_dir():
         return None
     for folder in sorted((path for path in places.iterdir() if (path / SWEEP).is_file()), reverse=True):
-        if {**read_sweep(folder), "baseline": wanted["baseline"]} == wanted:
-            return folder
+        try:
+            if {**read_sweep(folder), "baseline": wanted["baseline"]} == wanted:
+                return folder
+        except ConfigError:  # a file that someone changed: another sweep
+            continue
     return None

@@ -40,6 +40,8 @@ def resumed_sweep(given: dict[str, Override], others: list[Override], composer: 
     raw = {key: recorded.get(key) for key in ("over", "tune", "baseline")}
     old = section_of(recipe, raw, composer, f"{folder / SWEEP}: ", words=tuple(recorded["words"]))
     new = changed(old, others, composer)
+    if "new" in new.options:
+        raise ConfigError("sweep.new", "true with resume", "one of the two", "Leave out one.")
     wide = replace(new, over=_wider("over", old.over, new.over), tune=_wider("tune", old.tune, new.tune), words=old.words)
     plan = plan_of(wide, composer)
     if new.words != old.words:
@@ -52,8 +54,8 @@ def resumed_sweep(given: dict[str, Override], others: list[Override], composer: 
         if config["model"]["source"] == "python" and config["model"]["name"] not in named:
             require_own(config["model"]["name"], folder)
     # a sweep's folder decides what is computed, not where on this machine files are written
-    inside = folder.resolve().is_relative_to(Path(root).resolve())
-    return folder, plan, root if inside else str(folder.parent)
+    at_home = folder.resolve().parents[1:2] == (Path(root).resolve(),)
+    return folder, plan, root if at_home else str(folder.parent)
 
 
 def _wider(part: str, old: dict[str, list[Any]], new: dict[str, list[Any]]) -> dict[str, list[Any]]:

@@ -1,5 +1,6 @@
 """Running a sweep: its jobs one after the other, each in a folder of its own, those that ended before left alone."""
 
+import gc
 import json
 import logging
 import os
@@ -83,6 +84,7 @@ class SweepRun:
             status, result = run_one(config, self.words, self.notes, folder, brief)
         if status == INTERRUPTED:
             raise KeyboardInterrupt
+        gc.collect()  # networks in cycles of a trainer that stopped: the next job needs their memory
         self.again.discard(job.name)
         self.results[job.name] = result
 
@@ -103,10 +105,13 @@ class SweepRun:
             if self.chosen.get(cell) != before.get(cell):
                 told = ", ".join(f"{tuned} {'failed' if score is None else f'{score:.4f}'}" for tuned, score in scores[cell].items())
                 print(f"{cell or 'all'}: chosen {self.chosen[cell]} by validation accuracy ({told})", flush=True)
-        if not scores:
+        if not self.plan.section.tune:
             return
         for job in self.plan.jobs.values():
-            self._mark(job, job.cell in scores and job.tuned != self.chosen.get(job.cell))
+            # before the choice none of them counts; where all failed, that is what there is to say of the cell
+            self._mark(job, job.tuned != self.chosen[job.cell] if job.cell in self.chosen else job.cell not in scores)
+        if not scores:
+            return
         content = {cell: {"values": self.plan.grid.get(self.chosen.get(cell, "")), "validation": found} for cell, found in scores.items()}
         write_whole(self.folder / TUNED, json.dumps(content, indent=1) + "\n")
 
@@ -133,7 +138,8 @@ class SweepRun:
         elif failed:
             print(f"failed jobs are left as they are; resume={self.folder} sweep.retry=true runs them again")
         counted = [job for job in ended if not self.results[job.name].get("tuning")]
-        if ok and (not interrupted or ok > 1):
+        done = sum(self.results[job.name]["status"] == "ok" for job in counted)
+        if done > interrupted:
             self._compare([self.jobs.of(job) for job in counted])
 
     def _compare(self, folders: list[Path]) -> None:

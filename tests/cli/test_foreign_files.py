@@ -253,7 +253,7 @@ def test_notes_in_a_file_that_are_none(folder, tmp_path, capsys, key, value):
 def test_a_module_that_came_beside_a_run_folder_is_not_imported(tmp_path, monkeypatch, helper):
     """A downloaded folder of several runs brings its own module; one of the user's that cannot be imported is no function either."""
     from qat.errors import ConfigError
-    from qat.train.recorded import _require_own
+    from qat.train.recorded import require_own
 
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "downloaded" / "run1"
@@ -262,7 +262,7 @@ def test_a_module_that_came_beside_a_run_folder_is_not_imported(tmp_path, monkey
     (tmp_path / "mine_with_a_typo.py").write_text("a typo\n")
     for name in ("downloaded.helper:build", "mine_with_a_typo:build"):
         with pytest.raises(ConfigError, match="not defined in the working directory"):
-            _require_own(name, run)
+            require_own(name, run)
     assert not (tmp_path / "marker").exists()
 
 

@@ -343,6 +343,7 @@ def test_jobs_are_known_by_their_configuration_not_by_their_folder(here, sweep):
         (["recipe=compare_fold"], "resume", "other values of recipe"),
         (["run_root=elsewhere"], "resume", "other values of run_root"),
         (["-m"], "-m", "Leave out"),
+        (["sweep.new=true"], "sweep.new", "true with resume"),
     ],
 )
 def test_other_settings_are_refused_on_resume(here, sweep, capsys, words, where, hint):
@@ -401,6 +402,24 @@ def test_a_moved_sweep_writes_beside_itself(here, sweep, monkeypatch):
     sweep.act = lambda config: None
     assert main(["resume=theirs/sweep"]) == 0
     assert {config["run_root"] for config, _ in sweep.seen} == {"theirs"} and ran(sweep) == ALL[1:]
+
+
+def test_a_sweep_does_not_say_where_on_this_machine_to_write(here, sweep):
+    """Every folder lies in /."""
+    sweep.act = failing("static seed 0", error=KeyboardInterrupt)
+    assert main(["recipe=mini"]) == 130
+    ran(sweep)
+    path = folder_of(here) / "sweep.yaml"
+    path.write_text(path.read_text().replace("run_root: runs", "run_root: /"))
+    sweep.act = lambda config: None
+    assert main([f"resume={folder_of(here)}"]) == 0
+    assert {config["run_root"] for config, _ in sweep.seen} == {"runs/mini"}
+
+
+def test_a_changed_file_of_another_sweep_does_not_disturb(here, sweep):
+    assert main(["recipe=mini", "seed=0"]) == 0
+    (folder_of(here) / "sweep.yaml").write_text("[")
+    assert main(["recipe=mini", "seed=0"]) == 0 and len(sweep.seen) == 4
 
 
 def test_a_comparison_that_fails_does_not_cost_the_runs(sweep, monkeypatch, capsys):
@@ -498,6 +517,10 @@ def test_tuning_goes_on_where_it_stopped(here, tuned, stop):
     whole = [*GRID, ("naive", 1, 0.2), ("static", 1, 0.4)]
     assert learning_rates(tuned) == whole[: stop + 1]
     tuned.act = lambda config: None
+    counted = [path for path in (folder_of(here) / "jobs").glob("*/result.json") if json.loads(path.read_text()).get("accuracy")]
+    counted = [path for path in counted if "tuning" not in json.loads(path.read_text())]
+    assert len(counted) == (0 if stop < 3 else 1 if stop < 6 else stop - 4)  # of a cell nothing counts before its values are chosen
+    assert len(tuned.compared) == (len(counted) > 1)
     assert main(["recipe=mini"]) == 0 and learning_rates(tuned) == whole[stop:]
     assert len(tuned.compared[-1][0]) == 4
 

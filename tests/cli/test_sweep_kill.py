@@ -76,7 +76,7 @@ def at_rename(name, number, after):
 place = Path(sys.argv[1])
 moments = {"whole": None, "job 2": in_job(2), "job 6": in_job(6)}
 renames = {"sweep.yaml 1": (0, 1), "config.yaml 1": (0,), "config.yaml 6": (1,), "tuned.json 1": (0,)}
-renames |= {"result.json 3": (0, 1), "result.json 5": (0, 1)}  # the mark of a passed over job, the result of the fourth job
+renames |= {"result.json 2": (0, 1), "result.json 6": (0, 1)}  # the mark of a job before the choice, the result of the fourth job
 for rename, sides in renames.items():
     name, number = rename.split()
     moments |= {f"{('before', 'after')[after]} {rename}": at_rename(name, int(number), after) for after in sides}
@@ -127,7 +127,7 @@ def test_the_killed_sweep_ends_as_the_whole_one(place):
         ended = [line.split()[0] for line in ran if not line.endswith("killed")]
         again = {name for name in ended if ended.count(name) > 1}
         # twice ran only the job whose result was not yet written when the process died
-        assert again == ({JOBS[3]} if moment == "before result.json 5" else set()), (moment, ran)
+        assert again == ({JOBS[3]} if moment == "before result.json 6" else set()), (moment, ran)
         for line in ran:
             if line.endswith("killed"):
                 assert line.replace("killed", "resumed") in ran, moment

@@ -451,7 +451,19 @@ def test_wrong_settings_are_errors_before_training(config, message):
 
 
 def test_every_data_config_has_every_key_and_a_known_source():
-    keys = {"name", "root", "image_size", "batch_size", "eval_batch_size", "workers", "augment", "mean", "std", "val_fraction"}
+    keys = {
+        "name",
+        "root",
+        "image_size",
+        "batch_size",
+        "eval_batch_size",
+        "workers",
+        "augment",
+        "mean",
+        "std",
+        "val_fraction",
+        "split_seed",
+    }
     files = sorted((ROOT / "configs" / "data").glob("*.yaml"))
     assert {f.stem for f in files} >= set(SOURCES) | {"cifar_npz", "imagenette"}
     for file in files:
