@@ -31,7 +31,7 @@ def place_quantizers(graph: fx.GraphModule, config: QATConfig) -> None:
     modules = dict(graph.named_modules(remove_duplicate=False))
     graph.add_submodule(QUANTIZERS, nn.Module())
     # Looked up before the first quantizer stands in the graph.
-    names = {node: _all_names(node, modules) for node in graph.graph.nodes if _needs_quantizer(node, modules, config)}
+    names = {node: tensor_names(node, modules) for node in graph.graph.nodes if _needs_quantizer(node, modules, config)}
     for node in names:
         constant = node.op == "get_attr"
         spec, range_name = config.activation_for(*names[node])
@@ -113,16 +113,21 @@ def _names(node: fx.Node) -> tuple[str, ...]:
     return (node.name, str(node.target)) if node.op != "call_function" else (node.name,)
 
 
-def _all_names(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[str, ...]:
-    """The names of a node, and of the layer or operation that is fused with it."""
+def tensor_names(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[str, ...]:
+    """What an override may call the tensor of a node that has a quantizer: by the node, and by the layer or operation fused with it."""
+    source = fused_source(node, modules)
+    return _names(node) if source is None else (*_names(node), *_names(source))
+
+
+def fused_source(node: fx.Node, modules: dict[str, nn.Module]) -> fx.Node | None:
+    """The layer or operation whose only reader is this activation, so that both have one tensor; None for other nodes."""
     source = node.args[0] if node.args else None
-    fused = isinstance(source, fx.Node) and _is_fused(source, modules) and not keeps_scale(source, modules)
-    return (*_names(node), *_names(source)) if fused and isinstance(source, fx.Node) else _names(node)
+    return source if isinstance(source, fx.Node) and _is_fused(source, modules) and not keeps_scale(source, modules) else None
 
 
 def _is_fused(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     """Whether the only reader of a node's tensor is the activation it is fused with, so that the tensor itself never exists."""
-    if node.op in ("placeholder", "get_attr") or len(node.users) != 1:
+    if node.op in ("placeholder", "get_attr") or len(node.users) != 1 or isinstance(module_of(node, modules), FakeQuantizer):
         return False
     return is_activation_node(next(iter(node.users)), modules) and not is_activation_node(node, modules)
 
