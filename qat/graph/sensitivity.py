@@ -1,7 +1,7 @@
 """What each layer's quantizers cost: the network with one layer's alone, and with all but that layer's.
 
-A layer is what a rule of `QATConfig.overrides` can name: a weight and the tensor behind it (after the activation fused with it), called once
-or several times; an operation without weights that has a quantizer of its own (addition, average pool); the network's input.
+A layer is what a rule of `QATConfig.overrides` can name: a weight and the tensor behind it (after the activation fused with it), called
+once or several times; an operation without weights that has a quantizer of its own (addition, average pool); the network's input.
 Operations that keep the grid of their input (max-pool, reshape) have no quantizer and are no layer here.
 
 A layer rounds its bias while its weight and its input are both on a grid. So the rounding of biases is in no `alone`; `others` holds that
@@ -157,5 +157,5 @@ def _restored(prepared: nn.Module) -> Iterator[None]:
     finally:
         for quantizer, on in switches:
             quantizer.enabled = on
-        for layer, quantizer in told:
-            layer.set_input_quantizer(quantizer)
+        for layer, before in told:
+            layer.set_input_quantizer(before)

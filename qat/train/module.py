@@ -48,6 +48,16 @@ def module_config(config: dict[str, Any], data: ImageData) -> dict[str, Any]:
     }
 
 
+def float_structure(config: dict[str, Any]) -> nn.Module:
+    """The float network that a module of this configuration is prepared from, with random weights: after the steps of its `ptq`."""
+    network = build_model({**config["model"], "checkpoint": None}, config["num_classes"], config["input_shape"][0])
+    if config.get("quant") and config.get("ptq"):
+        example = torch.zeros(2, *config["input_shape"])
+        for _, changed in float_steps(network, example, config["ptq"], config["quant"].get("overrides")):
+            network = changed
+    return network
+
+
 class Classifier(LightningModule):
     """Network, loss, accuracy and optimizer.
 
@@ -66,13 +76,10 @@ class Classifier(LightningModule):
         super().__init__()
         self.save_hyperparameters("config", logger=False)
         self.config = config
-        example = torch.zeros(2, *config["input_shape"])
         if network is None:
-            network = build_model({**config["model"], "checkpoint": None}, config["num_classes"], config["input_shape"][0])
-            if config.get("quant") and config.get("ptq"):
-                for _, changed in float_steps(network, example, config["ptq"], config["quant"].get("overrides")):
-                    network = changed
+            network = float_structure(config)
         if config.get("quant"):
+            example = torch.zeros(2, *config["input_shape"])
             network = qat.prepare(network, (example,), qat_config(config["quant"], config["fold"], config.get("target")))
         self.network = network
         # arguments are those of this module's own steps: validating each batch would read tensors back to the host

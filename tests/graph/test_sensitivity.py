@@ -108,7 +108,7 @@ def test_one_layer_alone_and_all_others_are_what_skipping_the_rest_gives(layer):
     alone, others = loss(skipping(set(LAYERS) - {layer}, made)), loss(skipping({layer}, made))
     assert found.alone == pytest.approx(alone - nothing, abs=1e-5)
     assert found.others == pytest.approx(everything - others, abs=1e-5)
-    assert max(abs(found.alone), abs(found.others)) > 1e-3  # the comparison is not one of zeros
+    assert max(abs(found.alone), abs(found.others)) > 5e-4  # the comparison is not one of zeros
 
 
 @pytest.mark.parametrize("fold", qat.STRATEGIES)
@@ -208,7 +208,7 @@ def test_bad_input_is_refused():
         layer_losses(made, loss)
     with pytest.raises(QATError, match="no range yet"):
         layer_losses(qat.prepare(network(), (X,), config()), loss)
-    with pytest.raises(QATError, match="expected a network from qat.prepare"):
+    with pytest.raises(QATError, match=r"expected a network from qat\.prepare"):
         layer_losses(network(), loss)
 
 

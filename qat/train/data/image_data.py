@@ -120,6 +120,21 @@ class ImageData(LightningDataModule):
     def test_dataloader(self) -> DataLoader:
         return self._eval_loader(self.splits.test)
 
+    def first_of(self, split: str, count: int) -> list[tuple[Tensor, Tensor]]:
+        """`count` pictures of "val" or "test" in batches of eval_batch_size, ((B, C, H, W), labels (B,)): the same at every call, chosen
+        from all over the split.
+
+        Raises:
+            ConfigError: more than the split has.
+        """
+        pictures: Pictures = getattr(self.splits, split)
+        if count > len(pictures.labels):
+            found, held = f"{count} pictures of the {split} split", f"at most {len(pictures.labels)}, all it has"
+            raise ConfigError("pictures", found, held, "Ask for fewer.")
+        size, dataset = self.options["eval_batch_size"], self._batches(pictures, augmented=False)
+        order = permutation(len(pictures.labels), self.seed, epoch=0)[:count].tolist()
+        return [dataset.__getitems__([(0, i) for i in order[at : at + size]]) for at in range(0, count, size)]
+
     def calibration_batches(self, n: int) -> list[Tensor]:
         """Up to `n` batches (batch_size, C, H, W) of training pictures without augmentation, the same on every rank and call."""
         size = self.options["batch_size"]

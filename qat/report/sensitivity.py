@@ -1,0 +1,117 @@
+"""sensitivity.html and sensitivity.csv: what each layer's quantizers cost."""
+
+import csv
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from qat.report.html import page
+from qat.report.plots import FLOAT, INK, ROUNDED, to_svg
+from qat.report.tables import Table, number
+
+COLUMNS = ["setting", "layer", "grids", "loss", "accuracy", "change", "standard_error"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A measured state of the network.
+
+    Attributes:
+        setting: unquantized | quantized | as shipped | alone | others.
+        layer: its name; "" where it is about all.
+        grids: bits of the layer's weight and tensor.
+        change: by which the loss rises through what is quantized, and its standard error; None for a loss that others are compared with.
+    """
+
+    setting: str
+    layer: str
+    grids: str
+    loss: float
+    accuracy: float
+    change: float | None = None
+    error: float | None = None
+
+    @property
+    def significant(self) -> bool:
+        return self.change is not None and self.error is not None and self.change > 2 * self.error
+
+    def row(self) -> list[Any]:
+        return [
+            self.setting,
+            self.layer,
+            self.grids,
+            *("" if x is None else x for x in (self.loss, self.accuracy, self.change, self.error)),
+        ]
+
+
+def write_costs(path: Path, costs: list[Cost]) -> None:
+    """Write the CSV, whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    with part.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        writer.writerows([[f"{x:.6g}" if isinstance(x, float) else x for x in cost.row()] for cost in costs])
+    os.replace(part, path)
+
+
+def write_page(path: Path, title: str, subtitle: str, costs: list[Cost], steps: Table | None) -> None:
+    """Write the page, whole or not at all.
+
+    Args:
+        costs: in the order in which layers are shown.
+        steps: what more bits bring; None where nothing was suggested.
+    """
+    whole = [[c.setting, number(c.loss), f"{c.accuracy:.4f}"] for c in costs if not c.layer]
+    tables = [Table("The whole network", ["", "loss", "accuracy"], whole), *([steps] if steps else []), layer_table(costs)]
+    pictures = [{"title": "What each layer's quantizers cost", "svg": cost_bars(costs)}]
+    part = path.with_name(path.name + ".part")
+    part.write_text(page(title, subtitle, pictures, tables), encoding="utf-8")
+    os.replace(part, path)
+
+
+def by_layer(costs: list[Cost]) -> list[tuple[str, Cost, Cost]]:
+    """(layer, with it alone quantized, with everything against all others), in the order of `costs`."""
+    found: dict[str, dict[str, Cost]] = {}
+    for cost in costs:
+        if cost.layer:
+            found.setdefault(cost.layer, {})[cost.setting] = cost
+    return [(layer, both["alone"], both["others"]) for layer, both in found.items()]
+
+
+def layer_table(costs: list[Cost]) -> Table:
+    """A row for each layer; a star where the loss rises by more than two standard errors."""
+    rows = [[layer, alone.grids, *cells(alone), *cells(others)] for layer, alone, others in by_layer(costs)]
+    heads = [*("loss alone", "s.e.", "", "accuracy"), *("loss others", "s.e.", "", "accuracy")]
+    note = "Alone: with this layer alone quantized, against nothing. Others: with everything quantized, against all but this layer."
+    return Table("Layers", ["layer", "bits", *heads], rows, note)
+
+
+def cells(cost: Cost) -> list[str]:
+    """Change of the loss, its standard error, a star or nothing, accuracy."""
+    assert cost.change is not None and cost.error is not None
+    return [f"{cost.change:+.4f}", f"{cost.error:.4f}", "*" if cost.significant else "", f"{cost.accuracy:.4f}"]
+
+
+def cost_bars(costs: list[Cost]) -> str:
+    """Two bars a layer with two standard errors, alone and others, from the top in the order of `costs`."""
+    rows = by_layer(costs)
+    figure = Figure(figsize=(8, 1.2 + 0.3 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for shift, colour, label, costs in (
+        (-0.2, ROUNDED, "alone", [alone for _, alone, _ in rows]),
+        (0.2, FLOAT, "against all others", [others for *_, others in rows]),
+    ):
+        places = [place + shift for place in range(len(rows))]
+        ends = [2 * (cost.error or 0) for cost in costs]
+        values = [cost.change or 0 for cost in costs]
+        axes.barh(places, values, xerr=ends, height=0.38, color=colour, label=label, ecolor=INK, error_kw={"linewidth": 0.8})
+    axes.set_yticks(range(len(rows)), [layer for layer, *_ in rows], fontsize=8)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.axvline(0, color=INK, linewidth=0.8)
+    axes.set_xlabel("rise of the loss (cross-entropy); lines: two standard errors", fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    return to_svg(figure)

@@ -1,0 +1,164 @@
+"""Which layers to keep at more bits: rules for `quant.overrides`, the run's network built again with them, and how many it takes."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import qat
+from qat.errors import ConfigError
+from qat.fold import FoldedConvBN
+from qat.graph.kinds import WEIGHTED
+from qat.graph.prepared import QuantGraph
+from qat.graph.sensitivity import layer_quantizers
+from qat.graph.store_float import store_float
+from qat.quant import FakeQuantizer
+from qat.targets import TARGETS
+from qat.train.answers import Answers
+from qat.train.data import ImageData
+from qat.train.finished_run import FinishedRun
+from qat.train.module import Classifier, float_structure, module_config
+from qat.train.post_training import quantized
+
+MOST_BITS = 8
+
+
+def rules_for(prepared: QuantGraph, target: str) -> dict[str, dict[str, Any]]:
+    """By layer, the rule of `quant.overrides` that gives it the most bits the target computes; a layer that has them is skipped."""
+    most = TARGETS[target].weight_bits
+    rules: dict[str, dict[str, Any]] = {}
+    for name, quantizers in layer_quantizers(prepared).items():
+        rules[name] = {}
+        for quantizer in quantizers:
+            part, bits = ("weight", most) if quantizer.name.endswith(".weight_quantizer") else ("activation", MOST_BITS)
+            if quantizer.spec.bits < bits:
+                rules[name][part] = {"bits": bits}
+        rules[name] = rules[name] or {"skip": True}
+    return rules
+
+
+def with_rules(config: dict[str, Any], rules: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The configuration with rules for layers behind its own `quant.overrides`, where they win."""
+    overrides = dict(config["quant"]["overrides"])
+    for name, rule in rules.items():
+        # a pattern that stands there already would keep its place, in front of others that may match the layer
+        overrides[f"[{name[0]}]{name[1:]}" if name in overrides else name] = rule
+    return {**config, "quant": {**config["quant"], "overrides": overrides}}
+
+
+class Rebuilder:
+    """Builds the network of a finished run again, with other rules for some layers, as a run with them would have it before training.
+
+    A run that trained: its trained weights, prepared with the rules. Quantizers whose grid is the run's keep the ranges they were trained
+    with, the others' come from calibration data. A run without training: its float network through all of its steps.
+
+    Raises:
+        ConfigError: a run without training whose float network is gone.
+    """
+
+    def __init__(self, run: FinishedRun, data: ImageData, shipped: QuantGraph, device: torch.device):
+        self.config, self.data, self.device = run.config, data, device
+        self.trained = run.config["trainer"]["max_epochs"] > 0
+        self._known = {name: copy.deepcopy(m).cpu() for name, m in shipped.named_modules() if isinstance(m, FakeQuantizer)}
+        if self.trained:
+            self._float: nn.Module = float_structure(module_config(run.config, data)).eval()
+            store_float(copy.deepcopy(shipped).cpu(), self._float)
+        else:
+            self._float, told = run.float_network()
+            if isinstance(self._float, QuantGraph):
+                todo = "Run it again, or ask for the table alone with --share 0."
+                raise ConfigError(str(run.folder), told, "the float network it started from", todo)
+
+    def __call__(self, rules: dict[str, dict[str, Any]]) -> QuantGraph:
+        return self._built(with_rules(self.config, rules))
+
+    def plainly_rounded(self) -> QuantGraph | None:
+        """The network before the steps that fit it to its quantizers, without which it would be another; None where there are none.
+
+        Weights that AdaRound rounded and biases that were corrected do not become float again when the quantizers are switched off.
+        """
+        if self.trained or not (self.config["ptq"]["adaround"] or self.config["ptq"]["correct_bias"]):
+            return None
+        return self._built({**self.config, "ptq": {**self.config["ptq"], "adaround": 0, "correct_bias": None}})
+
+    def _built(self, config: dict[str, Any]) -> QuantGraph:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of ranges: the run's own log has them
+            network = self._retrained(config) if self.trained else self._replayed(config)
+        return network.to(self.device).eval()
+
+    def _retrained(self, config: dict[str, Any]) -> QuantGraph:
+        network: Any = Classifier(module_config(config, self.data), copy.deepcopy(self._float)).network
+        qat.calibrate(network, self.data.calibration_batches(config["quant"]["calibration_batches"]))
+        for name, module in network.named_modules():
+            known = self._known.get(name)
+            if isinstance(module, FakeQuantizer) and known is not None and (known.spec, known.range) == (module.spec, module.range):
+                module.load_state_dict(known.state_dict())
+        return network
+
+    def _replayed(self, config: dict[str, Any]) -> QuantGraph:
+        *_, (_, module) = quantized(config, self.data, copy.deepcopy(self._float), self.device)
+        network: Any = module.network.cpu()
+        if config["fold"]["reestimate_before_eval"]:
+            qat.reestimate_bn(network, self.data.calibration_batches(config["fold"]["reestimate_before_eval"]))
+        return network
+
+
+def weight_bytes(network: nn.Module) -> float:
+    """Bytes of the weights of all layers at their bits, 32 where they are float; without scales, biases and norms."""
+    total = 0.0
+    inside = {id(m) for layer in network.modules() if isinstance(layer, FoldedConvBN) for m in layer.modules()}
+    for module in network.modules():
+        if isinstance(module, FoldedConvBN):
+            quantizer = module.weight_quantizer
+            total += module.weight_to_quantize().numel() * (quantizer.spec.bits if quantizer is not None else 32) / 8
+        elif isinstance(module, WEIGHTED) and id(module) not in inside:
+            total += module.weight.numel() * 4
+    return total
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Layers with more bits, and what the network with them comes to; `step` says what was changed to get there."""
+
+    layers: tuple[str, ...]
+    answers: Answers
+    bytes: float
+    step: str = ""
+
+
+def fewest(
+    ranked: Sequence[str], measure: Callable[[tuple[str, ...], str], Setting], goal: float, start: float
+) -> tuple[list[Setting], Setting | None]:
+    """As few layers, from the first of `ranked` on, as bring the loss down to `goal`.
+
+    One layer after the other is added to those before until the goal is met; where all of them do not meet it, the goal is the least loss
+    met on the way. Then each but the last is left out again, the last added first, where the goal is still met without it.
+
+    Args:
+        measure: (layers, step) -> what the network with more bits for them comes to.
+        start: the loss with none of them.
+
+    Returns:
+        every setting measured, in order, and the one to take; None where none has a smaller loss than `start`.
+    """
+    tried: list[Setting] = []
+    for count, name in enumerate(ranked, 1):
+        tried.append(measure(tuple(ranked[:count]), f"and {name}"))
+        if tried[-1].answers.loss <= goal:
+            break
+    best = min(tried, key=lambda setting: setting.answers.loss, default=None)
+    if best is None or best.answers.loss >= start:
+        return tried, None
+    goal = max(goal, best.answers.loss)
+    for name in reversed(best.layers[:-1]):
+        tried.append(measure(tuple(other for other in best.layers if other != name), f"without {name}"))
+        if tried[-1].answers.loss <= goal:
+            best = tried[-1]
+    return tried, best
