@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
@@ -22,7 +23,7 @@ from qat.report.tables import number
 from qat.train.answers import Answers, answers, change
 from qat.train.data import ImageData
 from qat.train.finished_run import open_run
-from qat.train.more_bits import Rebuilder
+from qat.train.more_bits import Rebuilder, trains
 from qat.train.trainer import evaluation_device
 
 SPLITS = ("val", "test")
@@ -46,6 +47,8 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("--split", default="val", help="val or test (%(default)s); what is chosen on test is no longer measured by it")
     told = "of the loss that quantization costs, what more bits are to bring back (%(default)s); 0 suggests nothing"
     parser.add_argument("--share", type=float, default=0.9, help=told)
+    told = "of a run that trained: measure the network it started training from, not the trained one"
+    parser.add_argument("--before-training", action="store_true", help=told)
     add_trust(parser)
     return parser
 
@@ -62,8 +65,12 @@ def sensitivity(arguments: argparse.Namespace) -> int:
     batches = data.first_of(arguments.split, pictures_asked(arguments, data))
     device = evaluation_device(run.config["trainer"])
     shipped = run.network(data)
-    rebuild = Rebuilder(run, data, shipped, device) if arguments.share or not run.config["trainer"]["max_epochs"] else None
-    plain = rebuild.plainly_rounded() if rebuild is not None else None
+    rebuild = Rebuilder(run, data, shipped, device, arguments.before_training)
+    if arguments.share:
+        _ = rebuild.start  # refused here where it is gone, not after the layers are measured
+    plain = rebuild.plainly_rounded()
+    if arguments.before_training and trains(run.config):
+        shipped = rebuild({})
     measured = (shipped if plain is None else plain).to(device)
     grids = {name: "/".join(f"{q.spec.bits}" for q in own) for name, own in layer_quantizers(measured).items()}
     with progress_bar(shown=True) as bar:
@@ -78,9 +85,9 @@ def sensitivity(arguments: argparse.Namespace) -> int:
     shipped = shipped.to(device)
     costs = costs_of(found, grids, None if plain is None else answers(shipped, batches, device))
     suggested = None
-    if arguments.share and rebuild is not None:
+    if arguments.share:
         suggested = suggest(run, rebuild, shipped, batches, costs, found.unquantized, arguments.share)
-    told = f"{len(found.quantized.losses)} {arguments.split} pictures of {data.options['name']}, {what_was_run(run.config['trainer'])}"
+    told = f"{len(found.quantized.losses)} {arguments.split} pictures of {data.options['name']}, {what_is_measured(run.config, rebuild)}"
     print_costs(arguments.run, told, costs)
     write_costs(arguments.run / "sensitivity.csv", costs)
     steps = suggested.table if suggested is not None else None
@@ -104,8 +111,10 @@ def pictures_asked(arguments: argparse.Namespace, data: ImageData) -> int:
     return asked
 
 
-def what_was_run(trainer: dict) -> str:
-    return "the trained network" if trainer["max_epochs"] else "a run without training"
+def what_is_measured(config: dict[str, Any], rebuild: Rebuilder) -> str:
+    if rebuild.trained:
+        return "the trained network"
+    return "the network before training" if trains(config) else "the network of a run without training"
 
 
 def costs_of(found: Readings[Answers], grids: dict[str, str], shipped: Answers | None) -> list[Cost]:

@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -52,28 +53,43 @@ def with_rules(config: dict[str, Any], rules: dict[str, dict[str, Any]]) -> dict
     return {**config, "quant": {**config["quant"], "overrides": overrides}}
 
 
+def trains(config: dict[str, Any]) -> bool:
+    return config["trainer"]["max_epochs"] > 0
+
+
 class Rebuilder:
-    """Builds the network of a finished run again, with other rules for some layers, as a run with them would have it before training.
+    """Builds the network of a finished run again, with other rules for some layers.
 
-    A run that trained: its trained weights, prepared with the rules. Quantizers whose grid is the run's keep the ranges they were trained
-    with, the others' come from calibration data. A run without training: its float network through all of its steps.
+    From the trained weights: prepared with the rules. Quantizers whose grid is the run's keep the ranges they were trained with, the
+    others' come from calibration data. Else from the float network that the run started from, through all the steps before training: what
+    a run without training ships.
 
-    Raises:
-        ConfigError: a run without training whose float network is gone.
+    Args:
+        shipped: the run's network.
+        before_training: not from the trained weights; always so for a run without training.
+
+    Raises (at the first use):
+        ConfigError: the float network is asked for, and gone.
     """
 
-    def __init__(self, run: FinishedRun, data: ImageData, shipped: QuantGraph, device: torch.device):
-        self.config, self.data, self.device = run.config, data, device
-        self.trained = run.config["trainer"]["max_epochs"] > 0
-        self._known = {name: copy.deepcopy(m).cpu() for name, m in shipped.named_modules() if isinstance(m, FakeQuantizer)}
+    def __init__(self, run: FinishedRun, data: ImageData, shipped: QuantGraph, device: torch.device, before_training: bool = False):
+        self.run, self.config, self.data, self.device = run, run.config, data, device
+        self.trained = trains(run.config) and not before_training
+        self._shipped = copy.deepcopy(shipped).cpu()
+
+    @cached_property
+    def start(self) -> nn.Module:
+        """The float network that is prepared, on the CPU."""
         if self.trained:
-            self._float: nn.Module = float_structure(module_config(run.config, data)).eval()
-            store_float(copy.deepcopy(shipped).cpu(), self._float)
-        else:
-            self._float, told = run.float_network()
-            if isinstance(self._float, QuantGraph):
-                todo = "Run it again, or ask for the table alone with --share 0."
-                raise ConfigError(str(run.folder), told, "the float network it started from", todo)
+            network = float_structure(module_config(self.config, self.data)).eval()
+            store_float(self._shipped, network)
+            return network
+        network, told = self.run.float_network()
+        if isinstance(network, QuantGraph):
+            raise ConfigError(
+                str(self.run.folder), told, "the float network it started from", "Run it again where its float_cache is kept."
+            )
+        return network
 
     def __call__(self, rules: dict[str, dict[str, Any]]) -> QuantGraph:
         return self._built(with_rules(self.config, rules))
@@ -94,18 +110,19 @@ class Rebuilder:
         return network.to(self.device).eval()
 
     def _retrained(self, config: dict[str, Any]) -> QuantGraph:
-        network: Any = Classifier(module_config(config, self.data), copy.deepcopy(self._float)).network
+        network: Any = Classifier(module_config(config, self.data), copy.deepcopy(self.start)).network
         qat.calibrate(network, self.data.calibration_batches(config["quant"]["calibration_batches"]))
+        known = dict(self._shipped.named_modules())
         for name, module in network.named_modules():
-            known = self._known.get(name)
-            if isinstance(module, FakeQuantizer) and known is not None and (known.spec, known.range) == (module.spec, module.range):
-                module.load_state_dict(known.state_dict())
+            other: Any = known.get(name)
+            if isinstance(module, FakeQuantizer) and other is not None and (other.spec, other.range) == (module.spec, module.range):
+                module.load_state_dict(other.state_dict())
         return network
 
     def _replayed(self, config: dict[str, Any]) -> QuantGraph:
-        *_, (_, module) = quantized(config, self.data, copy.deepcopy(self._float), self.device)
+        *_, (_, module) = quantized(config, self.data, copy.deepcopy(self.start), self.device)
         network: Any = module.network.cpu()
-        if config["fold"]["reestimate_before_eval"]:
+        if config["fold"]["reestimate_before_eval"] and not trains(config):
             qat.reestimate_bn(network, self.data.calibration_batches(config["fold"]["reestimate_before_eval"]))
         return network
 
