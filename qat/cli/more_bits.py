@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from qat.bars import progress_bar
+from qat.bars import progress_bar, waiting
 from qat.cli.recipe_of import Written, recipe_of
 from qat.cli.recipes import find_recipes
 from qat.graph.prepared import QuantGraph
+from qat.graph.sensitivity import ALONE, OTHERS, layer_quantizers, readings
 from qat.report.sensitivity import Cost
 from qat.report.tables import Table, number
-from qat.train.answers import Answers, answers, change
+from qat.train.answers import Answers, Change, answers, change
 from qat.train.finished_run import FinishedRun
 from qat.train.more_bits import Rebuilder, Setting, fewest, rules_for, trains, weight_bytes, with_rules
 
@@ -40,40 +41,28 @@ def suggest(
     unquantized: Answers,
     share: float,
 ) -> Suggested:
-    """The fewest layers, of those whose quantizers alone raise the loss by more than noise and in that order, that bring back `share`.
+    """Few layers that bring back `share` of what `shipped` loses against `unquantized`; the next one as `Search` says.
 
     Side effects: writes more_bits.yaml into the run's folder, whole or not at all.
 
     Args:
         shipped: the run's network, on the device of `rebuild`.
-        costs: those "alone" sorted, the largest first.
-        share: of what `shipped` loses against `unquantized`.
+        costs: of all layers, those "alone" sorted, the largest first.
     """
     before = answers(shipped, batches, rebuild.device)
     gap = change(unquantized, before)
     if not gap.significant:
         hint = "; --before-training measures what its float network loses" if rebuild.trained else ""
         return Suggested(f"nothing to bring back: quantization costs {gap.value:+.4f}, standard error {gap.error:.4f}{hint}")
-    ranked = [cost.layer for cost in costs if cost.setting == "alone" and cost.significant]
-    if not ranked:
-        return Suggested("no layer alone raises the loss by more than noise: nothing to suggest")
-    rules = {name: rule for name, rule in rules_for(shipped, run.config["target"]["name"]).items() if name in ranked}
-    with progress_bar(shown=True) as bar:
-        task = bar.add_task("giving layers more bits", total=2 * len(ranked))
-
-        def measure(layers: tuple[str, ...], step: str) -> Setting:
-            network = rebuild({name: rules[name] for name in layers})
-            bar.advance(task)
-            return Setting(layers, answers(network, batches, rebuild.device), weight_bytes(network), step)
-
-        tried, best = fewest(ranked, measure, before.loss - share * gap.value, before.loss)
+    search = Search(rebuild, batches, costs, rules_for(shipped, run.config["target"]["name"]))
+    tried, best = fewest(search.next_layer, search.measure, before.loss - share * gap.value, before.loss)
     will_train = trains(run.config)
     start = Setting((), before, weight_bytes(shipped), "as it is")
-    table = steps_table([start, *tried], unquantized, will_train)
+    table = steps_table([start, *tried], unquantized, will_train) if tried else None
     if best is None or not change(best.answers, before).significant:
-        return Suggested("more bits for these layers do not bring the loss down by more than noise: nothing written", table)
+        return Suggested("more bits for single layers do not bring the loss down by more than noise: nothing written", table)
     said = summary(start, best, unquantized, share, will_train)
-    chosen = {name: rules[name] for name in best.layers}
+    chosen = {name: search.rules[name] for name in best.layers}
     written = recipe_of(with_rules(run.config, chosen), NAME, find_recipes())
     header = header_of(run.config, start, best, unquantized, will_train)
     path = run.folder / f"{NAME}.yaml"
@@ -81,6 +70,57 @@ def suggest(
     part.write_text(header + written.text, encoding="utf-8")
     os.replace(part, path)
     return Suggested(said, table, written)
+
+
+class Search:
+    """Which layer next: that without whose quantizers the network with more bits for those chosen so far loses least.
+
+    It has to bring the loss down by more than noise; where none does, it is the layer that costs most alone, if that is more than noise.
+
+    Args:
+        costs: of the network with none chosen.
+        rules: what more bits are, for each layer.
+    """
+
+    def __init__(self, rebuild: Rebuilder, batches: Sequence[tuple[Tensor, Tensor]], costs: list[Cost], rules: dict[str, dict[str, Any]]):
+        self.rebuild, self.batches, self.rules = rebuild, batches, rules
+        self._alone = [cost.layer for cost in costs if cost.setting == ALONE and cost.significant]
+        self._first = {c.layer: Change(c.change or 0.0, c.error or 0.0) for c in costs if c.setting == OTHERS}
+        self._last: tuple[tuple[str, ...], QuantGraph] | None = None
+
+    def measure(self, layers: tuple[str, ...], step: str) -> Setting:
+        """The whole network with more bits for these layers, built again."""
+        with waiting(f"more bits for {len(layers)} layers: {step}"):
+            network = self.rebuild(self._chosen(layers))
+            self._last = (layers, network)
+            return Setting(layers, answers(network, self.batches, self.rebuild.device), weight_bytes(network), step)
+
+    def next_layer(self, layers: tuple[str, ...]) -> str | None:
+        """The layer to add to those chosen; None where more bits for no other promise anything."""
+        others = self._others(layers) if layers else self._first
+        best = max(others, key=lambda name: others[name].value, default=None)
+        if best is not None and others[best].significant:
+            return best
+        return next((name for name in self._alone if name not in layers), None)
+
+    def _chosen(self, layers: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+        return {name: self.rules[name] for name in layers}
+
+    def _others(self, layers: tuple[str, ...]) -> dict[str, Change]:
+        """What the loss comes down by when one more layer's quantizers are switched off, by layer."""
+        network = self.rebuild.plainly_rounded(self._chosen(layers))
+        if network is None:
+            network = self._last[1] if self._last is not None and self._last[0] == layers else self.rebuild(self._chosen(layers))
+        left = [name for name in layer_quantizers(network) if name in self.rules and name not in layers]
+        with progress_bar(shown=True) as bar:
+            task = bar.add_task(f"looking for layer {len(layers) + 1}", total=2 + len(left))
+
+            def read(toggled: nn.Module) -> Answers:
+                bar.advance(task)
+                return answers(toggled, self.batches, self.rebuild.device)
+
+            found = readings(network, read, OTHERS, left)
+        return {name: change(without, found.quantized) for name, without in found.others.items()}
 
 
 def recovered(setting: Setting, start: Setting, unquantized: Answers) -> float:
@@ -105,7 +145,7 @@ def steps_table(tried: list[Setting], unquantized: Answers, will_train: bool) ->
 def summary(start: Setting, best: Setting, unquantized: Answers, share: float, will_train: bool) -> str:
     """What the chosen layers bring and cost."""
     back = recovered(best, start, unquantized)
-    short = "" if back >= share else f", short of the {share:.0%} asked for: no other layer alone costs more than noise"
+    short = "" if back >= share else f", short of the {share:.0%} asked for: no other single layer costs more than noise"
     loss = f"loss {number(start.answers.loss)} -> {number(best.answers.loss)} (unquantized {number(unquantized.loss)})"
     accuracy = f"accuracy {start.answers.accuracy:.4f} -> {best.answers.accuracy:.4f} (unquantized {unquantized.accuracy:.4f})"
     weights = f"weights {start.bytes / 1000:.1f} kB -> {best.bytes / 1000:.1f} kB ({best.bytes / start.bytes - 1:+.1%})"

@@ -68,7 +68,7 @@ def sensitivity(arguments: argparse.Namespace) -> int:
     rebuild = Rebuilder(run, data, shipped, device, arguments.before_training)
     if arguments.share:
         _ = rebuild.start  # refused here where it is gone, not after the layers are measured
-    plain = rebuild.plainly_rounded()
+    plain = rebuild.plainly_rounded({})
     if arguments.before_training and trains(run.config):
         shipped = rebuild({})
     measured = (shipped if plain is None else plain).to(device)
@@ -84,17 +84,16 @@ def sensitivity(arguments: argparse.Namespace) -> int:
         found = readings(measured, read)
     shipped = shipped.to(device)
     costs = costs_of(found, grids, None if plain is None else answers(shipped, batches, device))
-    suggested = None
-    if arguments.share:
-        suggested = suggest(run, rebuild, shipped, batches, costs, found.unquantized, arguments.share)
     told = f"{len(found.quantized.losses)} {arguments.split} pictures of {data.options['name']}, {what_is_measured(run.config, rebuild)}"
     print_costs(arguments.run, told, costs)
     write_costs(arguments.run / "sensitivity.csv", costs)
-    steps = suggested.table if suggested is not None else None
-    write_page(arguments.run / "sensitivity.html", f"{run.config['recipe']}: sensitivity", told, costs, steps)
-    if suggested is not None:
+    title, html = f"{run.config['recipe']}: sensitivity", arguments.run / "sensitivity.html"
+    write_page(html, title, told, costs, None)
+    if arguments.share:
+        suggested = suggest(run, rebuild, shipped, batches, costs, found.unquantized, arguments.share)
+        write_page(html, title, told, costs, suggested.table)
         print_suggested(arguments.run, suggested)
-    print(f"written: {arguments.run / 'sensitivity.csv'}, {arguments.run / 'sensitivity.html'}")
+    print(f"written: {arguments.run / 'sensitivity.csv'}, {html}")
     return OK
 
 

@@ -11,7 +11,7 @@ of the layer and of the layers that read it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -84,8 +84,14 @@ def layer_losses(prepared: QuantGraph, loss: Callable[[nn.Module], float], only:
     ]
 
 
-def readings(prepared: QuantGraph, read: Callable[[nn.Module], Reading], only: str | None = None) -> Readings[Reading]:
-    """`read` of the network in every state that `layer_losses` compares; arguments and errors as there."""
+def readings(
+    prepared: QuantGraph, read: Callable[[nn.Module], Reading], only: str | None = None, among: Collection[str] | None = None
+) -> Readings[Reading]:
+    """`read` of the network in every state that `layer_losses` compares; arguments and errors as there.
+
+    Args:
+        among: names of the layers to read; None for all.
+    """
     kinds = (ALONE, OTHERS) if only is None else (check_name("only", only, (ALONE, OTHERS)),)
     check_calibrated(prepared, switched_off=False)
     layers = {name: on for name, all_ in layer_quantizers(prepared).items() if (on := [q for q in all_ if q.enabled])}
@@ -95,7 +101,9 @@ def readings(prepared: QuantGraph, read: Callable[[nn.Module], Reading], only: s
 
     def by_layer(kind: str) -> dict[str, Reading]:
         found = {}
-        for name, own in layers.items() if kind in kinds else ():
+        for name, own in layers.items():
+            if kind not in kinds or (among is not None and name not in among):
+                continue
             _switch(own, kind == ALONE)
             found[name] = read(prepared)
             _switch(own, kind != ALONE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -94,14 +94,15 @@ class Rebuilder:
     def __call__(self, rules: dict[str, dict[str, Any]]) -> QuantGraph:
         return self._built(with_rules(self.config, rules))
 
-    def plainly_rounded(self) -> QuantGraph | None:
-        """The network before the steps that fit it to its quantizers, without which it would be another; None where there are none.
+    def plainly_rounded(self, rules: dict[str, dict[str, Any]]) -> QuantGraph | None:
+        """The network with rules before the steps that fit it to its quantizers; None where the run has no such steps.
 
         Weights that AdaRound rounded and biases that were corrected do not become float again when the quantizers are switched off.
         """
         if self.trained or not (self.config["ptq"]["adaround"] or self.config["ptq"]["correct_bias"]):
             return None
-        return self._built({**self.config, "ptq": {**self.config["ptq"], "adaround": 0, "correct_bias": None}})
+        config = with_rules(self.config, rules)
+        return self._built({**config, "ptq": {**config["ptq"], "adaround": 0, "correct_bias": None}})
 
     def _built(self, config: dict[str, Any]) -> QuantGraph:
         with warnings.catch_warnings():
@@ -151,14 +152,18 @@ class Setting:
 
 
 def fewest(
-    ranked: Sequence[str], measure: Callable[[tuple[str, ...], str], Setting], goal: float, start: float
+    next_layer: Callable[[tuple[str, ...]], str | None],
+    measure: Callable[[tuple[str, ...], str], Setting],
+    goal: float,
+    start: float,
 ) -> tuple[list[Setting], Setting | None]:
-    """As few layers, from the first of `ranked` on, as bring the loss down to `goal`.
+    """Few layers that bring the loss down to `goal`.
 
-    One layer after the other is added to those before until the goal is met; where all of them do not meet it, the goal is the least loss
-    met on the way. Then each but the last is left out again, the last added first, where the goal is still met without it.
+    One layer after the other is added to those before until the goal is met; where there is no next one before it is, the goal is the
+    least loss met on the way. Then each but the last is left out again, the last added first, where the goal is still met without it.
 
     Args:
+        next_layer: layers chosen so far -> the one to add; None where there is none.
         measure: (layers, step) -> what the network with more bits for them comes to.
         start: the loss with none of them.
 
@@ -166,8 +171,10 @@ def fewest(
         every setting measured, in order, and the one to take; None where none has a smaller loss than `start`.
     """
     tried: list[Setting] = []
-    for count, name in enumerate(ranked, 1):
-        tried.append(measure(tuple(ranked[:count]), f"and {name}"))
+    layers: tuple[str, ...] = ()
+    while (name := next_layer(layers)) is not None:
+        layers = (*layers, name)
+        tried.append(measure(layers, f"and {name}"))
         if tried[-1].answers.loss <= goal:
             break
     best = min(tried, key=lambda setting: setting.answers.loss, default=None)

@@ -98,7 +98,7 @@ def test_a_run_without_training_goes_through_its_steps_again(config, tmp_path, s
     run, data, network = finished(config, tmp_path / "run", 0, FEW_BITS, name="static")
     rebuild, pictures = Rebuilder(run, data, network, CPU), data.first_of("test", 40)
     assert torch.equal(answers(rebuild({}), pictures, CPU).losses, answers(network, pictures, CPU).losses)
-    plain = rebuild.plainly_rounded()
+    plain = rebuild.plainly_rounded({})
     assert (plain is None) == ("equalize" in step)
     if plain is not None:
         qat.set_fake_quant(plain, weights=False, activations=False)
@@ -131,28 +131,33 @@ def losing(costs, together=()):
     return measure
 
 
+def ranked(layers):
+    """The layers in this order as `next_layer`."""
+    return lambda chosen: layers[len(chosen)] if len(chosen) < len(layers) else None
+
+
 def test_the_first_layers_that_meet_the_goal_and_no_others():
     measure = losing({"a": 4, "b": 3, "c": 2, "d": 1})
-    tried, best = fewest("abcd", measure, goal=3, start=10)
+    tried, best = fewest(ranked("abcd"), measure, goal=3, start=10)
     assert best.layers == ("a", "b") and [s.step for s in tried] == ["and a", "and b", "without a"]
 
 
 def test_a_layer_that_is_not_needed_is_left_out_again():
     measure = losing({"a": 0, "b": 3, "c": 0, "d": 4})
-    tried, best = fewest("abcd", measure, goal=0, start=7)
+    tried, best = fewest(ranked("abcd"), measure, goal=0, start=7)
     assert best.layers == ("b", "d") and len(tried) == 7
 
 
 def test_layers_that_help_only_together():
-    tried, best = fewest("abc", losing({"a": 0, "b": 0, "c": 1}, together="ab"), goal=1, start=6)
+    tried, best = fewest(ranked("abc"), losing({"a": 0, "b": 0, "c": 1}, together="ab"), goal=1, start=6)
     assert best.layers == ("a", "b") and [s.answers.loss for s in tried] == [6, 1, 6]
 
 
 def test_a_goal_out_of_reach_takes_the_least_loss_met():
-    _, best = fewest("ab", losing({"a": 1, "b": -1, "c": 5}), goal=0.5, start=5)
+    _, best = fewest(ranked("ab"), losing({"a": 1, "b": -1, "c": 5}), goal=0.5, start=5)
     assert best.layers == ("a",) and best.answers.loss == 4
-    assert fewest("b", losing({"b": -1}), goal=-5, start=-1)[1] is None
-    assert fewest("", losing({}), goal=0, start=1) == ([], None)
+    assert fewest(ranked("b"), losing({"b": -1}), goal=-5, start=-1)[1] is None
+    assert fewest(ranked(""), losing({}), goal=0, start=1) == ([], None)
 
 
 def test_answers_and_their_change_by_hand():
