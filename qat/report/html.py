@@ -109,9 +109,9 @@ def layer_pictures(layers: dict[str, Any], freeze_step: int | None, trained: boo
         ),
         picture(
             "Layers that cost the most",
-            "Increase of the loss with this layer alone quantized, its weight and its output.",
+            "Increase of the loss on validation pictures with this layer alone quantized, its weight and its output.",
             lambda: alone_picture(run),
-            "Not measured in this run.",
+            no_pictures,
         ),
     ]
 

@@ -118,8 +118,10 @@ def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         log.info("onnxruntime: test accuracy %.4f; %s", found["integer"], parity_line)
 
     with timed(seconds, "layers"):
-        shown = first_pictures(data, config["report"]["pictures"]) if config["report"]["pictures"] else []
-        record_layers(run_dir, schedule["record"].history, module.network, converted, network, shown)
+        wanted = config["report"]["pictures"]
+        shown = first_pictures(data, wanted) if wanted else []
+        labelled = data.first_of("val", min(wanted, len(data.splits.val.labels))) if wanted else []
+        record_layers(run_dir, schedule["record"].history, module.network, converted, network, shown, labelled)
 
     result = {
         "status": "ok",

@@ -7,16 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, fx, nn
+from torch.nn.functional import cross_entropy
 
 from qat.deploy.verify import signal_to_noise
 from qat.graph.prepared import QuantGraph
+from qat.graph.sensitivity import layer_losses
 from qat.report.layers import filter_ranges, write_layers
 
 log = logging.getLogger(__name__)
 
 
 def record_layers(
-    run_dir: Path, history: dict[str, Any], network: Any, converted: fx.GraphModule, floats: nn.Module, pictures: list[Tensor]
+    run_dir: Path,
+    history: dict[str, Any],
+    network: Any,
+    converted: fx.GraphModule,
+    floats: nn.Module,
+    pictures: list[Tensor],
+    labelled: list[tuple[Tensor, Tensor]],
 ) -> None:
     """Write layers.json. What fails is left out with a warning: it must not cost the result.
 
@@ -24,12 +32,15 @@ def record_layers(
         history: of the training (`Record.history`).
         network: as shipped, in evaluation, on the CPU; `converted` comes from it.
         floats: the network that quantization started from.
-        pictures: batches for what is measured on data; without any it is left out.
+        pictures: batches for the noise of each tensor; without any it is left out.
+        labelled: (images, labels) for the loss of each layer; likewise.
     """
     sections = dict(history)
     measures: dict[str, Callable[[], Any]] = {"filters": lambda: filter_ranges(network, floats)}
     if pictures:
-        measures |= {"sqnr": lambda: noise(network, converted, pictures), "alone": lambda: losses_alone(network)}
+        measures["sqnr"] = lambda: noise(network, converted, pictures)
+    if labelled:
+        measures["alone"] = lambda: losses_alone(network, labelled)
     try:
         for name, measure in measures.items():
             try:
@@ -46,6 +57,11 @@ def noise(network: QuantGraph, converted: fx.GraphModule, pictures: list[Tensor]
     return {name: value for name, value in signal_to_noise(network, converted, pictures).items() if math.isfinite(value)}
 
 
-def losses_alone(network: QuantGraph) -> dict[str, float]:
-    """Increase of the loss by each layer alone; nothing measures it yet."""
-    return {}
+def losses_alone(network: QuantGraph, labelled: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    """Increase of the mean cross-entropy with each layer alone quantized."""
+    count = sum(len(labels) for _, labels in labelled)
+
+    def loss(network: nn.Module) -> float:
+        return sum(float(cross_entropy(network(images), labels, reduction="sum")) for images, labels in labelled) / count
+
+    return {row.name: row.alone for row in layer_losses(network, loss, only="alone") if row.alone is not None}

@@ -258,7 +258,7 @@ def test_the_page_has_every_picture_and_says_what_run_it_is(tmp_path, layers):
 def test_what_was_not_recorded_leaves_a_word(tmp_path):
     text = report(tmp_path, {})
     assert text.count("<svg") == 3
-    assert text.count("report.moments=60") == 3 and "report.pictures=256" in text
+    assert text.count("report.moments=60") == 3 and text.count("report.pictures=256") == 2
     assert report(tmp_path, None, steps=0, freeze_step=None).count("This run had no training.") == 3
 
 

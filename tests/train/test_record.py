@@ -324,14 +324,15 @@ def test_a_job_writes_what_happened_and_shows_it(config, tmp_path):
     config["trainer"]["max_epochs"] = 2
     config["report"] = {"moments": 5, "pictures": 40}
     folder, layers = job(config, tmp_path)
-    assert list(layers) == ["version", "jitter", "jitter_statistics", "ranges", "filters", "sqnr"]
+    assert list(layers) == ["version", "jitter", "jitter_statistics", "ranges", "filters", "sqnr", "alone"]
     assert layers["jitter"]["steps"] == layers["ranges"]["steps"] == [1, 3, 6, 9, 11]
     assert list(layers["jitter"]["layers"]) == list(layers["filters"]) == LAYERS
     assert {name for name in layers["ranges"]["tensors"] if name.startswith("quantizers.")} >= set(layers["sqnr"])
     assert all(math.isfinite(value) for value in layers["sqnr"].values()) and len(layers["sqnr"]) >= 4
+    assert set(LAYERS) < set(layers["alone"]) and all(math.isfinite(value) for value in layers["alone"].values())
     assert [len(filters["after"]) for filters in layers["filters"].values()] == [6, 8, 4]
     page = (folder / "report.html").read_text()
-    assert page.count("<svg") == 8 and "BN frozen at 6" in page
+    assert page.count("<svg") == 9 and "BN frozen at 6" in page
     json.loads((folder / "layers.json").read_text(), parse_constant=pytest.fail)
     assert read_result(folder)["seconds"]["layers"] > 0
 
@@ -344,7 +345,7 @@ def test_noise_is_that_of_the_integers(config, tmp_path):
             config["quant"][part]["bits"] = bits
         config["trainer"]["max_epochs"] = 0
         found[bits] = job(config, tmp_path, str(bits))[1]
-    assert list(found[8]) == ["version", "filters", "sqnr"]
+    assert list(found[8]) == ["version", "filters", "sqnr", "alone"]
     gains = [found[8]["sqnr"][name] - found[4]["sqnr"][name] for name in found[4]["sqnr"]]
     assert len(gains) >= 4 and all(12 < gain < 36 for gain in gains), gains
 
@@ -360,7 +361,7 @@ def test_a_record_that_fails_does_not_cost_the_result(config, tmp_path, monkeypa
     config["trainer"]["max_epochs"] = 0
     monkeypatch.setattr("qat.train.layers.signal_to_noise", lambda *args: 1 / 0)
     folder, layers = job(config, tmp_path)
-    assert list(layers) == ["version", "filters"] and "no sqnr (ZeroDivisionError" in caplog.text
+    assert list(layers) == ["version", "filters", "alone"] and "no sqnr (ZeroDivisionError" in caplog.text
     monkeypatch.setattr("qat.train.layers.write_layers", lambda *args: 1 / 0)
     folder, layers = job(config, tmp_path, "b")
     assert layers == {} and read_result(folder)["status"] == "ok" and (folder / "report.html").is_file()
