@@ -2,7 +2,8 @@
 
     python scripts/keep_result.py RUN_DIR [NAME]
 
-NAME is a folder of docs/results/, the recipe's name when absent.
+NAME is a folder of docs/results/, the recipe's name when absent. Seeds other than 0 go to seed_N below it;
+`python scripts/quote_results.py` then writes mean and interval where they are quoted.
 """
 
 import shutil
@@ -22,6 +23,8 @@ def keep(run: Path, name: str | None = None) -> Path:
     if result["status"] != "ok":
         raise SystemExit(f"{run}: found status '{result['status']}'; expected a finished run. Resume it with resume={run}.")
     folder = RESULTS / (name or result["recipe"])
+    if result["seed"]:
+        folder /= f"seed_{result['seed']}"
     folder.mkdir(parents=True, exist_ok=True)
     for file in ("result.json", "config.yaml", "env.json"):
         shutil.copyfile(run / file, folder / file)

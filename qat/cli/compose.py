@@ -6,6 +6,7 @@ a failed job, which Hydra's launcher does not.
 
 import itertools
 from collections.abc import Collection
+from functools import cache
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -29,6 +30,7 @@ class Composer:
     def __init__(self, recipes: dict[str, Recipe]):
         self.recipes = recipes
         self.configs = packaged("configs")
+        self._checked: set[str] = set()
 
     def __enter__(self) -> "Composer":
         register(self.recipes)
@@ -77,6 +79,8 @@ class Composer:
         Raises:
             ConfigError: unknown groups, options or keys in the recipe or in what it builds on; names the file.
         """
+        if name in self._checked:  # a sweep composes the same recipe for every job
+            return
         problems = Problems()
         for recipe in lineage(name, self.recipes):
             for group, option in recipe.choices.items():
@@ -86,6 +90,7 @@ class Composer:
             for key in leaves({key: value for key, value in recipe.job.items() if key != "defaults"}):
                 check_key(key, [], problems, prefix=f"{recipe.path}: ")
         problems.raise_any()
+        self._checked.add(name)
 
     def compose(self, words: list[str]) -> dict[str, Any]:
         """One configuration, plain and complete.
@@ -127,6 +132,9 @@ class Composer:
         return [list(job) for job in itertools.product(*choices)]
 
 
+_known = cache(schema)  # to look keys up in, never to be changed
+
+
 def options_of(override: Override) -> list[Any]:
     """The values of an override of a group."""
     return list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
@@ -134,7 +142,7 @@ def options_of(override: Override) -> list[Any]:
 
 def check_key(key: str, groups: list[str], problems: Problems, prefix: str = "") -> None:
     """Does the schema have the dotted `key`? Adds the closest key, or group, when it does not."""
-    node: Any = schema()
+    node: Any = _known()
     for depth, part in enumerate(parts := key.split(".")):
         if is_open(node):
             return

@@ -58,7 +58,7 @@ def test_losses_are_those_of_the_network(run, monkeypatch, capsys):
     assert alone == sorted(alone, reverse=True)
     assert "50 val pictures of digits, the trained network" in said and all(layer in said for layer in layers)
     html = (run / "sensitivity.html").read_text()
-    assert "<svg" in html and "src=" not in html and "href=" not in html.replace("xlink:href", "") and "conv_stem" in html
+    assert "<svg" in html and "src=" not in html and 'href="http' not in html and "conv_stem" in html
     assert not (run / "more_bits.yaml").exists() and not list(run.glob("*.part"))
 
 
