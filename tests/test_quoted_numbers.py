@@ -15,7 +15,8 @@ from qat.report.statistics import estimate, paired
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-TEXTS = [
+PATTERNS = ["docs/*.md", "docs/strategies/*.md", "docs/results/**/README.md", "recipes/*.yaml"]
+TEXTS = [ROOT / "README.md", *(path for pattern in PATTERNS for path in sorted(ROOT.glob(pattern)))]
     ROOT / "README.md",
     *sorted(ROOT.glob("docs/*.md")),
     *sorted(ROOT.glob("docs/strategies/*.md")),
@@ -25,8 +26,8 @@ QUOTED = re.compile(r"(?<![\d.])[01]\.\d{4}(?!\d)")  # accuracies have four deci
 
 
 def without_seed(config):
-    """What tells cells apart: the configuration but for the seed."""
-    return json.dumps({**config, "seed": None}, sort_keys=True)
+    """What tells cells apart: the configuration but for the seed and for what is recorded."""
+    return json.dumps({**config, "seed": None, "report": None}, sort_keys=True)
 
 
 @pytest.fixture(scope="module")

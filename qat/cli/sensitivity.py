@@ -87,7 +87,7 @@ def sensitivity(arguments: argparse.Namespace) -> int:
     told = f"{len(found.quantized.losses)} {arguments.split} pictures of {data.options['name']}, {what_is_measured(run.config, rebuild)}"
     print_costs(arguments.run, told, costs)
     write_costs(arguments.run / "sensitivity.csv", costs)
-    title, html = f"{run.config['recipe']}: sensitivity", arguments.run / "sensitivity.html"
+    title, html = f"{run.config['recipe'] or 'job'}: sensitivity", arguments.run / "sensitivity.html"
     write_page(html, title, told, costs, None)
     if arguments.share:
         suggested = suggest(run, rebuild, shipped, batches, costs, found.unquantized, arguments.share)

@@ -41,8 +41,8 @@ class SweepRun:
     def run(self) -> int:
         """Run what is left; the exit status of the whole."""
         interrupted = False
-        self._choose()
         try:
+            self._choose()
             for job in self.plan.first():
                 self._run(job)
                 self._choose()
@@ -139,7 +139,7 @@ class SweepRun:
             print(f"failed jobs are left as they are; resume={self.folder} sweep.retry=true runs them again")
         counted = [job for job in ended if not self.results[job.name].get("tuning")]
         done = sum(self.results[job.name]["status"] == "ok" for job in counted)
-        if done > interrupted:
+        if done > (1 if interrupted else 0):  # nobody waits for a page about one run after Ctrl-C
             self._compare([self.jobs.of(job) for job in counted])
 
     def _compare(self, folders: list[Path]) -> None:

@@ -5,6 +5,7 @@ compared in (bits, data, network, optimizer, ...). Keys of the strategy and of t
 setting, such as a strategy's own freeze step or a tuned learning rate, belong to the cell and split nothing.
 """
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -115,13 +116,29 @@ def into_cells(runs: Sequence[Run], by: Sequence[str] = ()) -> Cells:
 
 
 def _configs(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Configurations without what changes nothing; seeds that may follow the run's are told by whether they do."""
+    """Configurations without what changes nothing; seeds as they come out, or told to follow the run's where in all like runs they do."""
     kept = [{k: v for k, v in run.config.items() if k not in _IGNORED and not k.startswith(_IGNORED_SECTIONS)} for run in runs]
-    for key in SEEDS:
-        fixed = any(config.get(key) not in (None, run.seed) for run, config in zip(runs, kept))
-        for config in kept:
-            config[key] = FOLLOWS if not fixed or config.get(key) is None else config[key]
+    like = defaultdict(list)
+    for run, config in zip(runs, kept):
+        like[json.dumps({k: v for k, v in config.items() if k not in SEEDS}, sort_keys=True)].append((run, config))
+    for group in like.values():
+        for key, of in zip(SEEDS, (run_split_seed, run_float_seed)):
+            follow = all(of(run) == run.seed for run, _ in group)
+            for run, config in group:
+                config[key] = FOLLOWS if follow else of(run)
     return kept
+
+
+def run_float_seed(run: Run) -> Any:
+    """As `qat.train.seeds.float_seed`: a null is the run's seed."""
+    own = run.config.get("float_training.seed")
+    return run.seed if own is None else own
+
+
+def run_split_seed(run: Run) -> Any:
+    """As `qat.train.seeds.split_seed`: a null is the float training's seed."""
+    own = run.config.get("data.split_seed")
+    return run_float_seed(run) if own is None else own
 
 
 def _values(config: dict[str, Any], keys: Iterable[str]) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ import shlex
 from collections import Counter
 from typing import Any
 
-from qat.report.compare_cells import SEEDS, text
+from qat.report.compare_cells import SEEDS, run_float_seed, text
 from qat.report.compare_numbers import Row
 from qat.report.compare_runs import Run, read_json
 from qat.report.compare_words import count, listed, shown
@@ -28,7 +28,7 @@ def facts(found: Comparison) -> list[tuple[str, str]]:
     same = found.cells.same
     head = ", ".join(f"{key} {text(same[key])}" for key in _HEAD if key in same)
     by_seed = {
-        (run.accuracy["float"], run.config.get("model.name"), run.config.get("data.name"), run.seed)
+        (run.accuracy["float"], run.config.get("model.name"), run.config.get("data.name"), run_float_seed(run))
         for run in found.runs
         if "float" in run.accuracy
     }

@@ -139,8 +139,8 @@ def mean_ranks(rows: list[Row], cells: Cells) -> dict[str, float]:
         if len(found) < len(cells.variants):
             continue
         for name, mean in found.items():
-            above = sum(other > mean for other in found.values())
-            ranks[name].append(above + (1 + sum(other == mean for other in found.values())) / 2)
+            above = sum(other > mean + SAME for other in found.values())
+            ranks[name].append(above + (1 + sum(abs(other - mean) <= SAME for other in found.values())) / 2)
     return {name: sum(own) / len(own) for name, own in ranks.items() if own}
 
 

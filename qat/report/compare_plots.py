@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.axes import Axes
 
-from qat.report.compare_cells import Cell
+from qat.report.compare_cells import Cell, run_float_seed
 from qat.report.compare_layers import Array, nanmean
 from qat.report.compare_numbers import Row
 from qat.report.compare_palette import Style
@@ -69,7 +69,9 @@ def seed_curves(cell: Cell) -> tuple[Array, Array] | None:
 def intervals(setting: str, rows: list[Row], styles: dict[str, Style]) -> str:
     """A dot and its 95 % interval for each variant, small dots for the seeds, and the float networks as a line with theirs."""
     figure, axes = panel(0.8 + 0.27 * len(rows), [short(row.cell.variant) for row in rows])
-    floats = sorted({(seed, run.accuracy["float"]) for row in rows for seed, run in row.cell.runs.items() if "float" in run.accuracy})
+    floats = sorted(
+        {(run_float_seed(run), run.accuracy["float"]) for row in rows for run in row.cell.runs.values() if "float" in run.accuracy}
+    )
     if floats:
         reference = estimate([value for _, value in floats])
         axes.axvline(reference.mean, color=INK, linewidth=0.9, linestyle=(0, (1, 2)))

@@ -161,10 +161,12 @@ def flat_config(path: Path) -> dict[str, Any]:
 
 def _leaves(node: dict[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in node.items():
-        if isinstance(value, dict):
+        if f"{path}{key}" == "quant.overrides" and value:  # of two patterns that match the later wins: their order is part of it
+            yield f"{path}{key}", json.dumps(value, default=str)
+        elif isinstance(value, dict):
             yield from _leaves(value, f"{path}{key}.")
         elif isinstance(value, list):
-            yield f"{path}{key}", "[" + ", ".join(str(item)[:80] for item in value[:50]) + "]"
+            yield f"{path}{key}", json.dumps(value, default=str)
         else:
             yield f"{path}{key}", value if isinstance(value, str | int | float | None) else str(value)
 

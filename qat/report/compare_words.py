@@ -17,6 +17,9 @@ _KINDS = {
 }
 
 
+_CORRECTED = "p < 0.05 after Holm's correction within each setting"
+
+
 def number(value: float, signed: bool = False) -> str:
     """Four decimals, with a true minus where signed."""
     return f"{value:+.4f}".replace("-", "−") if signed else f"{value:.4f}"
@@ -79,11 +82,11 @@ def findings(rows: list[Row], cells: Cells, baseline: str | None) -> list[str]:
     verdicts = Counter(row.verdict for row in rows if row.verdict != BASELINE)
     found, tested = verdicts[BETTER] + verdicts[WORSE], sum(verdicts.values()) - verdicts[NOT_TESTED]
     show = "shows" if found == 1 else "show"
-    head = f"{found} of {count(tested, 'comparison')} with {baseline} {show} a significant difference (p < 0.05 after Holm's correction)."
+    head = f"{found} of {count(tested, 'comparison')} with {baseline} {show} a significant difference ({_CORRECTED})."
     if not tested:
         head = f"Nothing could be tested against {baseline}: a test needs two seeds that both have."
     elif not found:
-        head = f"No significant difference to {baseline} in {count(tested, 'comparison')} (p < 0.05 after Holm's correction)."
+        head = f"No significant difference to {baseline} in {count(tested, 'comparison')} ({_CORRECTED})."
     return [head, *[words for words in told if words]]
 
 

@@ -129,7 +129,7 @@ class ReportConfig:
     """What is measured for the report beside the result."""
 
     moments: int = 60  # of the training at which jitter and ranges are recorded; 0: none
-    pictures: int = 256  # of the training split, without augmentation, for what is measured layer by layer at the end; 0: nothing is
+    pictures: int = 256  # of the training split for the noise of each layer, of validation for its loss, at the end; 0: neither
 
 
 @dataclass

@@ -62,10 +62,10 @@ class FinishedRun:
 
     def _cached(self) -> Path:
         """The float network's file, in the run_root recorded or, from another working directory, in the one the folder lies in:
-        ROOT/RECIPE/TIME, or ROOT/RECIPE/TIME/jobs/JOB in a sweep."""
+        ROOT/RECIPE/TIME, or ROOT/RECIPE/TIME/jobs/JOB in a sweep, TIME/jobs/JOB in one that was moved."""
         path = cache_path(self.config)
         above = self.folder.resolve().parents
-        places = [path, *(above[i] / path.parent.name / path.name for i in (1, 3) if i < len(above))]
+        places = [path, *(above[i] / path.parent.name / path.name for i in (1, 2, 3) if i < len(above))]
         return next((place for place in places if place.is_file()), path)
 
     def float_network(self) -> tuple[nn.Module, str]:

@@ -121,7 +121,7 @@ def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         wanted = config["report"]["pictures"]
         shown = first_pictures(data, wanted) if wanted else []
         labelled = data.first_of("val", min(wanted, len(data.splits.val.labels))) if wanted else []
-        record_layers(run_dir, schedule["record"].history, module.network, converted, network, shown, labelled)
+        record_layers(run_dir, schedule["record"].history, module.network, converted, network, shown, labelled, device)
 
     result = {
         "status": "ok",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.nn.functional import cross_entropy
 
@@ -25,6 +26,7 @@ def record_layers(
     floats: nn.Module,
     pictures: list[Tensor],
     labelled: list[tuple[Tensor, Tensor]],
+    device: torch.device,
 ) -> None:
     """Write layers.json. What fails is left out with a warning: it must not cost the result.
 
@@ -34,13 +36,14 @@ def record_layers(
         floats: the network that quantization started from.
         pictures: batches for the noise of each tensor; without any it is left out.
         labelled: (images, labels) for the loss of each layer; likewise.
+        device: on which that loss, a pass over `labelled` a layer, is computed.
     """
     sections = dict(history)
     measures: dict[str, Callable[[], Any]] = {"filters": lambda: filter_ranges(network, floats)}
     if pictures:
         measures["sqnr"] = lambda: noise(network, converted, pictures)
     if labelled:
-        measures["alone"] = lambda: losses_alone(network, labelled)
+        measures["alone"] = lambda: losses_alone(network, labelled, device)
     try:
         for name, measure in measures.items():
             try:
@@ -57,11 +60,15 @@ def noise(network: QuantGraph, converted: fx.GraphModule, pictures: list[Tensor]
     return {name: value for name, value in signal_to_noise(network, converted, pictures).items() if math.isfinite(value)}
 
 
-def losses_alone(network: QuantGraph, labelled: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
-    """Increase of the mean cross-entropy with each layer alone quantized."""
+def losses_alone(network: QuantGraph, labelled: list[tuple[Tensor, Tensor]], device: torch.device) -> dict[str, float]:
+    """Increase of the mean cross-entropy with each layer alone quantized. The network is on the CPU again afterwards."""
     count = sum(len(labels) for _, labels in labelled)
+    there = [(images.to(device), labels.to(device)) for images, labels in labelled]
 
     def loss(network: nn.Module) -> float:
-        return sum(float(cross_entropy(network(images), labels, reduction="sum")) for images, labels in labelled) / count
+        return sum(float(cross_entropy(network(images), labels, reduction="sum")) for images, labels in there) / count
 
-    return {row.name: row.alone for row in layer_losses(network, loss, only="alone") if row.alone is not None}
+    try:
+        return {row.name: row.alone for row in layer_losses(network.to(device), loss, only="alone") if row.alone is not None}
+    finally:
+        network.cpu()

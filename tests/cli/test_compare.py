@@ -132,6 +132,40 @@ def test_seeds_that_follow_the_runs_or_are_fixed(tmp_path):
     assert len(both.settings) > 1 and all("seed" in name for name in both.settings[1:])
 
 
+def test_a_null_seed_is_what_it_comes_to(tmp_path):
+    """A split follows the float training, whose null is the run's seed."""
+    run_of(tmp_path, "static", 0, 0.90, data__split_seed=None, float_training__seed=None)
+    run_of(tmp_path, "static", 1, 0.91, data__split_seed=None, float_training__seed=0)
+    run_of(tmp_path, "static", 2, 0.92, data__split_seed=0, float_training__seed=0)
+    found = into_cells(read_runs([tmp_path], {})[0])
+    assert [sorted(cell.runs) for cell in found.cells] == [[0, 1, 2]]
+    assert (found.same["data.split_seed"], found.same["float_training.seed"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "key, one, other",
+    [
+        ("data__mean", [*range(60)], [*range(59), 99]),
+        ("data__mean", ["a" * 100], ["a" * 99 + "b"]),
+        ("quant__overrides", {"a.*": {"skip": True}, "*.b": {"skip": False}}, {"*.b": {"skip": False}, "a.*": {"skip": True}}),
+    ],
+)
+def test_configurations_that_differ_late_or_in_their_order_are_two(tmp_path, key, one, other):
+    run_of(tmp_path / "one", "static", 0, 0.90, **{key: one})
+    run_of(tmp_path / "other", "static", 0, 0.95, **{key: other})
+    found = into_cells(read_runs([tmp_path], {})[0])
+    assert len(found.cells) == 2 and not found.duplicates
+
+
+def test_one_float_network_has_no_interval(tmp_path):
+    for seed in range(3):
+        run_of(tmp_path, "static", seed, 0.9)
+        run_of(tmp_path, "naive", seed, 0.8)
+    compare([tmp_path], tmp_path, "naive")
+    head = (tmp_path / "compare.html").read_text().split("test accuracy of the float networks")[1][:80]
+    assert "0." in head and "±" not in head
+
+
 def test_the_newest_run_of_a_seed_counts(tmp_path, capsys):
     for name, accuracy in (("2026-01-02_00-00-00_000000", 0.9), ("2026-01-01_00-00-00_000000", 0.5)):
         write_run(tmp_path / "static" / name, accuracy, strategy="static")
@@ -237,7 +271,7 @@ def test_plots_of_layers_stop_before_the_page_is_too_long(tmp_path, monkeypatch)
 
 def test_the_results_that_are_kept(tmp_path, capsys):
     assert main([str(ROOT / "docs" / "results"), "--out", str(tmp_path)]) == 0
-    kept = list((ROOT / "docs" / "results").glob("*/result.json"))
+    kept = [path for path in (ROOT / "docs" / "results").rglob("result.json") if not json.loads(path.read_text()).get("tuning")]
     assert sum(row["used"] == "yes" for row in rows(tmp_path / "compare.csv")) == len(kept)
     assert "nothing is compared" in capsys.readouterr().out
 
