@@ -17,11 +17,6 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 PATTERNS = ["docs/*.md", "docs/strategies/*.md", "docs/results/**/README.md", "recipes/*.yaml"]
 TEXTS = [ROOT / "README.md", *(path for pattern in PATTERNS for path in sorted(ROOT.glob(pattern)))]
-    ROOT / "README.md",
-    *sorted(ROOT.glob("docs/*.md")),
-    *sorted(ROOT.glob("docs/strategies/*.md")),
-    *sorted(ROOT.glob("recipes/*.yaml")),
-]
 QUOTED = re.compile(r"(?<![\d.])[01]\.\d{4}(?!\d)")  # accuracies have four decimals, other numbers have not
 
 
