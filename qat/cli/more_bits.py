@@ -129,7 +129,7 @@ def recovered(setting: Setting, start: Setting, unquantized: Answers) -> float:
 
 
 def when(will_train: bool) -> str:
-    return "before training with it" if will_train else "what a run with it ends with, which has no training"
+    return "before training with it" if will_train else "as a run with it ends, without training"
 
 
 def steps_table(tried: list[Setting], unquantized: Answers, will_train: bool) -> Table:

@@ -75,7 +75,7 @@ def test_the_recipe_gives_what_was_measured(rounded, monkeypatch, capsys):
     monkeypatch.chdir(place)
     assert sensitivity.main([str(rounded), "--share", "0.1"]) == 0
     said = capsys.readouterr().out
-    assert "of a run without training" in said and "which has no training" in said
+    assert "of a run without training" in said and "as a run with it ends, without training" in said
     (place / "recipes").mkdir()
     shutil.copy(rounded / "more_bits.yaml", place / "recipes")
     header = read_header((rounded / "more_bits.yaml").read_text())
