@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from qat.report.html import page
 from qat.report.plots import FLOAT, INK, ROUNDED, to_svg
+from qat.report.plots.style import short
 from qat.report.tables import Table, number
 
 COLUMNS = ["setting", "layer", "grids", "loss", "accuracy", "change", "standard_error"]
@@ -108,7 +109,7 @@ def cost_bars(costs: list[Cost]) -> str:
         ends = [2 * (cost.error or 0) for cost in costs]
         values = [cost.change or 0 for cost in costs]
         axes.barh(places, values, xerr=ends, height=0.38, color=colour, label=label, ecolor=INK, error_kw={"linewidth": 0.8})
-    axes.set_yticks(range(len(rows)), [layer for layer, *_ in rows], fontsize=8)
+    axes.set_yticks(range(len(rows)), [short(layer) for layer, *_ in rows], fontsize=8)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set_xlabel("rise of the loss (cross-entropy); lines: two standard errors", fontsize=9)

@@ -51,7 +51,7 @@ class Problems:
     def number(self, where: str, value: object, low: float, high: float = float("inf"), *, whole: bool = False) -> bool:
         """Is `value` a number in [low, high]?"""
         kinds = int if whole else (int, float)
-        if isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high:
+        if isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high and value < float("inf"):
             return True
         kind = "a whole number" if whole else "a number"
         span = f"{kind} from {low:g} to {high:g}" if high < float("inf") else f"{kind}, {low:g} or more"

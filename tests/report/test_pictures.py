@@ -19,6 +19,7 @@ from qat.report.plots.filters import ratio
 from qat.report.plots.jitter import worst_layers
 from qat.report.plots.ranges import doublings
 from qat.report.plots.style import PALETTE, look, points_like, quantiles, short
+from qat.report.sensitivity import Cost, cost_bars
 
 STEPS = [1, 5, 9]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -276,3 +277,8 @@ def test_words_of_a_page_are_escaped():
     failed = picture("<b>", "", lambda: {}["<i>"])
     text = page("<t>", "<s>", [failed, {"title": "without note", "svg": "<svg></svg>"}], [])
     assert "<b>" not in text and "<i>" not in text and "<t>" not in text and "<s>" not in text and "<svg></svg>" in text
+
+
+def test_names_of_layers_are_no_mathematics_in_the_picture_of_losses():
+    costs = [Cost(setting, "c$x_{$1", "W8A8", 1.0, 0.5, 0.2, 0.1) for setting in ("alone", "others")]
+    assert "c$x_{$1" in cost_bars(costs)

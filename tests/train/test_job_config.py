@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from qat.errors import ConfigError
 from qat.train.config import complete, validate
-from qat.train.problems import JointConfigError
+from qat.train.problems import JointConfigError, Problems
 from qat.train.validation import moment_problem
 
 
@@ -170,3 +170,10 @@ def test_everything_wrong_is_said_a_line_each():
     assert [line.split(":")[0] for line in str(caught.value).splitlines()] == ["quant.weight.bits", "fold.freeze", "optim.lr"]
     again = pickle.loads(pickle.dumps(caught.value))
     assert isinstance(again, JointConfigError) and str(again) == str(caught.value)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0])
+def test_a_number_is_finite(value):
+    problems = Problems()
+    assert not problems.number("optim.lr", value, 0) and len(problems.found) == 1
+    assert problems.number("optim.lr", 0.1, 0)
