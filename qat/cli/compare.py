@@ -15,11 +15,12 @@ from rich.text import Text
 from qat.bars import waiting
 from qat.cli.command import OK, guarded, print_wide
 from qat.report.compare_csv import cells_csv, runs_csv
-from qat.report.compare_files import check_writable, write_whole
+from qat.report.compare_files import check_writable
 from qat.report.compare_numbers import BETTER, WORSE, Row
 from qat.report.compare_page import page_of
 from qat.report.compare_words import compared, findings, left_out, number, p_text, shown
 from qat.report.comparison import Comparison, compare_runs
+from qat.whole_file import write_whole
 
 DEFAULT_OUT = Path("runs/compare")
 
@@ -100,7 +101,7 @@ def print_comparison(found: Comparison) -> None:
         table.add_column(heading, justify="left" if heading == "" else "right")
     for setting in found.cells.settings:
         for i, row in enumerate(found.rows_at(setting)):
-            table.add_row(*map(Text, _cells(row, setting if i == 0 else "")), end_section=False)
+            table.add_row(*map(Text, _cells(row, setting if i == 0 else "")))
     print_wide(table, 200)
     print("\n" + "\n".join(findings(found.rows, found.cells, found.baseline)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from qat.report.tables import Table, number
 from qat.train.answers import Answers, Change, answers, change
 from qat.train.finished_run import FinishedRun
 from qat.train.more_bits import Rebuilder, Setting, fewest, rules_for, trains, weight_bytes, with_rules
+from qat.whole_file import write_whole
 
 NAME = "more_bits"
 
@@ -65,10 +65,7 @@ def suggest(
     chosen = {name: search.rules[name] for name in best.layers}
     written = recipe_of(with_rules(run.config, chosen), NAME, find_recipes())
     header = header_of(run.config, start, best, unquantized, will_train)
-    path = run.folder / f"{NAME}.yaml"
-    part = path.with_name(path.name + ".part")
-    part.write_text(header + written.text, encoding="utf-8")
-    os.replace(part, path)
+    write_whole(run.folder / f"{NAME}.yaml", header + written.text)
     return Suggested(said, table, written)
 
 

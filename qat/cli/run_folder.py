@@ -1,7 +1,6 @@
 """The folder of a run: <run_root>/<recipe>/<timestamp>/, made once and never written over; in a sweep, one below the sweep's own."""
 
 import json
-import os
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from qat.errors import ConfigError
+from qat.whole_file import write_whole
 
 
 def stamp() -> str:
@@ -38,13 +38,6 @@ def new_run_folder(config: dict[str, Any], env: dict[str, Any], folder: Path | N
     write_env(folder / "env.json", env)
     write_whole(folder / "config.yaml", OmegaConf.to_yaml(config))
     return folder
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
 
 
 def write_env(path: Path, env: dict[str, Any]) -> None:

@@ -12,12 +12,13 @@ from yaml import YAMLError
 
 from qat.cli.compose import leaves
 from qat.cli.resume import value_at
-from qat.cli.run_folder import stamp, write_whole
+from qat.cli.run_folder import stamp
 from qat.cli.sweep_plan import Job, Plan, identity_key
 from qat.cli.sweep_section import Section
 from qat.errors import ConfigError
 from qat.report.result import NAME, read_result
 from qat.train.recorded import recorded_config
+from qat.whole_file import write_whole
 
 SWEEP = "sweep.yaml"
 ENDED = ("ok", "failed")

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from qat.cli.command import FAILED, INTERRUPTED, OK
 from qat.cli.run import run_one
-from qat.cli.run_folder import write_whole
 from qat.cli.sweep_folder import Jobs
 from qat.cli.sweep_plan import Job, Plan
 from qat.cli.sweep_progress import job_line, job_seconds, seconds_left, status_line, table_lines
 from qat.report.result import NAME, write_result
+from qat.whole_file import write_whole
 
 TUNED = "tuned.json"
 

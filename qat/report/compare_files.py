@@ -1,6 +1,5 @@
-"""Write the files of a comparison, each whole or not at all."""
+"""Where the files of a comparison go."""
 
-import os
 import tempfile
 from pathlib import Path
 
@@ -20,9 +19,3 @@ def check_writable(folder: Path) -> None:
     except OSError as error:
         found = f"a folder that cannot be written to ({error.strerror or error})"
         raise ConfigError(f"--out {folder}", found, "one that can", "Give --out FOLDER.") from error
-
-
-def write_whole(path: Path, content: str) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(content, encoding="utf-8")
-    os.replace(part, path)

@@ -71,7 +71,9 @@ def _row(cell: Cell) -> Row:
 
 
 def seconds_per_step(run: Run) -> float | None:
-    """Wall time of training over its optimizer steps; None without training."""
+    """Wall time of training over its optimizer steps; None without training, and for a resumed run, which knows its last process's time."""
+    if any(run.folder.glob("env_resumed_*.json")):
+        return None
     seconds, steps = run.result.get("seconds"), run.result.get("steps")
     training = seconds.get("qat") if isinstance(seconds, dict) else None
     return training / steps if is_number(training) and is_number(steps) and steps > 0 else None

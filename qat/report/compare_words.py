@@ -110,8 +110,9 @@ def _of_setting(rows: list[Row], setting: str, baseline: str) -> str:
 def _evidence(row: Row) -> str:
     assert row.to_baseline is not None and row.to_baseline.difference is not None
     found = row.to_baseline.difference
-    low, high = number(found.low or 0.0, True), number(found.high or 0.0, True)
-    return f"{number(found.mean, True)}, 95 % interval {low} to {high}, p = {p_text(row.p)}, {count(found.n, 'seed')}"
+    assert found.low is not None and found.high is not None  # what has a p value has an interval
+    interval = f"{number(found.low, True)} to {number(found.high, True)}"
+    return f"{number(found.mean, True)}, 95 % interval {interval}, p = {p_text(row.p)}, {count(found.n, 'seed')}"
 
 
 def followers(cells: Cells) -> list[str]:

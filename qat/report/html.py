@@ -1,7 +1,6 @@
 """report.html: one file that needs nothing else, readable on a phone and on paper."""
 
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from qat.report.plots import (
     sqnr_picture,
 )
 from qat.report.tables import Table, fold_table, parity_table, quantizer_table, summary_table
+from qat.whole_file import write_whole
 
 MOST_CLASSES = 20  # a larger confusion matrix cannot be read
 
@@ -33,14 +33,6 @@ def page(title: str, subtitle: str, pictures: list[dict[str, str]], tables: list
     """
     environment = Environment(loader=PackageLoader("qat.report", "."), autoescape=True, undefined=StrictUndefined)
     return environment.get_template("page.html.j2").render(title=title, subtitle=subtitle, pictures=pictures, tables=tables)
-
-
-def write_page(path: Path, text: str) -> Path:
-    """Write a page, whole or not at all."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
-    return path
 
 
 def picture(title: str, note: str, draw: Callable[[], str], missing: str = "Not recorded in this run.") -> dict[str, str]:
@@ -152,4 +144,4 @@ def write_report(
     gained = accuracy["integer"] - accuracy["float"]
     subtitle = f"The integers {'gain' if gained > 0 else 'lose'} {abs(gained):.4f} against float."
     title = f"{result['recipe'] or 'job'}: {grids_of(result)}"
-    return write_page(Path(run_dir) / "report.html", page(title, subtitle, pictures, tables))
+    return write_whole(Path(run_dir) / "report.html", page(title, subtitle, pictures, tables))

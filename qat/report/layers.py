@@ -12,7 +12,6 @@ a layer and its activation. docs/report.md says how to read each.
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from qat.errors import ConfigError
 from qat.fold import FoldedConvBN
 from qat.fold.arithmetic import out_first
+from qat.whole_file import write_whole
 
 NAME = "layers.json"
 VERSION = 1
@@ -38,13 +38,13 @@ def filter_ranges(network: nn.Module, floats: nn.Module) -> dict[str, dict[str, 
     """
     report: Any = getattr(network, "fold_report", None)
     pairs = {layer for layer, _ in report.folded} if report is not None else set()
-    found: dict[str, dict[str, list[float]]] = {}
+    like, found = dict(floats.named_modules()), dict[str, dict[str, list[float]]]()
     for name, layer in network.named_modules():
         if isinstance(layer, FoldedConvBN):
             after = _largest(out_first(layer.folded()[0], layer.conv))
             before: list[float] | None = after
             if name in pairs:
-                own = layer.conv if layer.keeps_bn else dict(floats.named_modules()).get(name)
+                own = layer.conv if layer.keeps_bn else like.get(name)
                 weight = getattr(own, "weight", None)
                 before = _largest(out_first(weight, layer.conv)) if isinstance(weight, Tensor) else None
             found[name] = {"after": after} if before is None or len(before) != len(after) else {"before": before, "after": after}
@@ -71,10 +71,7 @@ def write_layers(run_dir: Path, sections: dict[str, Any]) -> Path:
     """Write run_dir/layers.json, whole or not at all; sections that are empty are left out."""
     path = Path(run_dir) / NAME
     kept = {name: section for name, section in sections.items() if section and section.get("steps", True)}
-    part = path.with_name(NAME + ".part")
-    part.write_text(json.dumps({"version": VERSION, **rounded(kept)}, allow_nan=False, separators=(",", ":")) + "\n", encoding="utf-8")
-    os.replace(part, path)
-    return path
+    return write_whole(path, json.dumps({"version": VERSION, **rounded(kept)}, allow_nan=False, separators=(",", ":")) + "\n")
 
 
 def read_layers(run_dir: Path) -> dict[str, Any]:

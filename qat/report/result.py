@@ -1,23 +1,19 @@
 """result.json: what a run came to."""
 
 import json
-import os
 import traceback
 from pathlib import Path
 from typing import Any
 
 from qat.errors import ConfigError
+from qat.whole_file import write_whole
 
 NAME = "result.json"
 
 
 def write_result(run_dir: Path, result: dict[str, Any]) -> Path:
     """Write run_dir/result.json, whole or not at all."""
-    path = Path(run_dir) / NAME
-    part = path.with_name(NAME + ".part")
-    part.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(part, path)
-    return path
+    return write_whole(Path(run_dir) / NAME, json.dumps(result, indent=2, allow_nan=False) + "\n")
 
 
 def read_result(run_dir: Path) -> dict[str, Any]:

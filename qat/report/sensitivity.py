@@ -1,7 +1,7 @@
 """sensitivity.html and sensitivity.csv: what each layer's quantizers cost."""
 
 import csv
-import os
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from qat.report.html import page
 from qat.report.plots import FLOAT, INK, ROUNDED, to_svg
 from qat.report.plots.style import short
 from qat.report.tables import Table, number
+from qat.whole_file import write_whole
 
 COLUMNS = ["setting", "layer", "grids", "loss", "accuracy", "change", "standard_error"]
 
@@ -50,12 +51,11 @@ class Cost:
 
 def write_costs(path: Path, costs: list[Cost]) -> None:
     """Write the CSV, whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        writer.writerows([[f"{x:.6g}" if isinstance(x, float) else x for x in cost.row()] for cost in costs])
-    os.replace(part, path)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows([[f"{x:.6g}" if isinstance(x, float) else x for x in cost.row()] for cost in costs])
+    write_whole(path, text.getvalue())
 
 
 def write_page(path: Path, title: str, subtitle: str, costs: list[Cost], steps: Table | None) -> None:
@@ -68,9 +68,7 @@ def write_page(path: Path, title: str, subtitle: str, costs: list[Cost], steps: 
     whole = [[c.setting, number(c.loss), f"{c.accuracy:.4f}"] for c in costs if not c.layer]
     tables = [Table("The whole network", ["", "loss", "accuracy"], whole), *([steps] if steps else []), layer_table(costs)]
     pictures = [{"title": "What each layer's quantizers cost", "svg": cost_bars(costs)}]
-    part = path.with_name(path.name + ".part")
-    part.write_text(page(title, subtitle, pictures, tables), encoding="utf-8")
-    os.replace(part, path)
+    write_whole(path, page(title, subtitle, pictures, tables))
 
 
 def by_layer(costs: list[Cost]) -> list[tuple[str, Cost, Cost]]:

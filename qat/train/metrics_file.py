@@ -2,13 +2,14 @@
 
 import csv
 import io
-import os
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_only
+
+from qat.whole_file import write_whole
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
@@ -61,6 +62,4 @@ class MetricsFile(Logger):
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows({**row, "step": int(row["step"])} for row in rows)
-        part = self.path.with_name(self.path.name + ".part")
-        part.write_text(text.getvalue())
-        os.replace(part, self.path)
+        write_whole(self.path, text.getvalue())

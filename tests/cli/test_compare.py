@@ -12,6 +12,7 @@ from fake_runs import SETTINGS, STRATEGIES, config, write_comparison, write_run
 
 from qat.cli.compare import compare, main
 from qat.report.compare_cells import into_cells
+from qat.report.compare_numbers import seconds_per_step
 from qat.report.compare_runs import read_runs
 
 ROOT = Path(__file__).parents[2]
@@ -349,3 +350,12 @@ def test_the_head_of_the_page(tmp_path):
     assert "model.name mobilenetv1, data.name digits" in page and "torch 2.9.0, onnxruntime 1.20.0" in page
     assert "python train.py recipe=compare_fold" in page and "fold.name=static" in page
     assert "http" not in page.replace("http://www.w3.org", "").replace("http-equiv", "") and "<script" not in page
+
+
+def test_a_resumed_run_tells_no_seconds_per_step(tmp_path):
+    """Its seconds are those of the last process, its steps those of the whole run."""
+    write_run(tmp_path / "whole", strategy="static", seed=0)
+    write_run(tmp_path / "resumed", strategy="static", seed=1)
+    (tmp_path / "resumed" / "env_resumed_2026-01-01_00-00-00_000000.json").write_text("{}")
+    runs = {run.folder.name: run for run in read_runs([tmp_path], {})[0]}
+    assert seconds_per_step(runs["whole"]) > 0 and seconds_per_step(runs["resumed"]) is None

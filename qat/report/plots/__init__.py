@@ -1,7 +1,7 @@
 """The pictures of reports as inline SVG, drawn without a display and without pyplot's global state; a file for each subject.
 
-Those of layers.json take several runs by label, so that one run's report and a comparison share them, and give "" where there is
-nothing to draw.
+Those of layers.json take runs by label and give "" where there is nothing to draw. A comparison shows means over seeds
+and has its own (`qat.report.compare_plots`, `compare_layer_plots`).
 """
 
 from qat.report.plots.bars import alone_picture, sqnr_picture
