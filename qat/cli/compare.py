@@ -1,6 +1,6 @@
 """Compare runs: `python scripts/compare.py RUN_DIR...` prints a table and writes compare.csv, compare_cells.csv and compare.html.
 
-A RUN_DIR is the folder of a run, or one that has runs somewhere below it, such as that of a sweep.
+A RUN_DIR is the folder of a run, or one that has runs somewhere below it. Of a sweep's folder it makes the sweep's own comparison again.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from qat.bars import waiting
 from qat.cli.command import OK, guarded, print_wide
+from qat.cli.sweep_comparison import asked_in
 from qat.report.compare_csv import cells_csv, runs_csv
 from qat.report.compare_files import check_writable
 from qat.report.compare_numbers import BETTER, WORSE, Row
@@ -56,14 +57,17 @@ def compare(folders: list[Path], out: Path, baseline: str | None, by: Sequence[s
     """Print the comparison of the runs in and below `folders` and write its files to `out`.
 
     Args:
-        baseline: strategy to compare with; None chooses one.
-        by: configuration keys whose values are compared, in the place of the strategy.
+        baseline: variant to compare with; None: that of the sweep in the folder, if there is one, or chooses one.
+        by: configuration keys whose values are compared; (): what the sweep in the folder compares, or the strategy.
 
     Raises:
         ConfigError: bad input, before anything is written.
     """
+    asked = asked_in(folders)
+    if not by:
+        by, baseline = asked.by, baseline or asked.baseline
     with waiting("reading runs"):
-        found = compare_runs(folders, baseline, by, defaults())
+        found = compare_runs(folders, baseline, by, defaults(), asked.tuned)
     check_writable(out)
     print_comparison(found)
     write_whole(out / "compare.csv", runs_csv(found.runs, found.left, found.cells))

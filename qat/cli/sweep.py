@@ -1,6 +1,7 @@
 """A sweep recipe: `python train.py recipe=compare_fold`, or `resume=SWEEP_DIR` (docs/sweeps.md)."""
 
 import argparse
+import json
 from pathlib import Path
 
 from hydra.core.override_parser.types import Override
@@ -8,11 +9,12 @@ from omegaconf import OmegaConf
 
 from qat.cli.compose import Composer, options_of
 from qat.cli.recipes import sweep_of
+from qat.cli.sweep_comparison import asked_of
 from qat.cli.sweep_folder import SWEEP, held, new_folder, read_sweep, what_is_swept, write_sweep
 from qat.cli.sweep_plan import Plan, plan_of
 from qat.cli.sweep_resume import PLACES, resumed_sweep
 from qat.cli.sweep_run import SweepRun
-from qat.cli.sweep_section import changed, section_of
+from qat.cli.sweep_section import changed, command_of, section_of
 from qat.errors import ConfigError
 
 
@@ -56,16 +58,34 @@ def obey_sweep(words: list[str], arguments: argparse.Namespace, composer: Compos
         return 0
     for cell, reason in plan.impossible:
         print(f"not possible: {cell} ({reason})")
+    recorded = what_is_swept(plan.section, run_root)
+    if plan.section.baseline is not None and asked_of(recorded).baseline is None:
+        print(f"note: {plan.section.baseline} is not swept, so that the comparison chooses another baseline (sweep.baseline=NAME)")
+    _check_networks(plan)
     own = composer.recipes.get(plan.section.recipe)
     notes = [f"recipe {own.name} is your own, {own.path}"] if own and own.own else []
     told = "going on in" if began else "begun in"
     folder = began or new_folder(run_root, plan.section.recipe)
     with held(folder):
-        sweep = SweepRun(plan, folder, run_root, words, notes)
+        sweep = SweepRun(plan, folder, run_root, command_of(plan.section) if "resume" in given else words, notes)
         write_sweep(folder, plan.section, run_root)
         seeds = f"seed{'s' * (len(plan.seeds) > 1)} {', '.join(map(str, plan.seeds))}"
         print(f"sweep of {len(plan.cells)} combination{'s' * (len(plan.cells) > 1)}, {seeds}, {told} {folder}", flush=True)
         return sweep.run()
+
+
+def _check_networks(plan: Plan) -> None:
+    """Build each network of the sweep once, on its data: what no job could do is said before the first one.
+
+    Raises:
+        ConfigError: data that cannot be read, or a network that cannot be prepared.
+    """
+    from qat.train.job import check_job
+
+    different = {json.dumps([job.config["model"], job.config["data"]], sort_keys=True): job for job in reversed(plan.jobs.values())}
+    for job in different.values():
+        if told := check_job(job.config):
+            print(f"note: {told}")
 
 
 def _asked(given: dict[str, Override], others: list[Override], composer: Composer) -> tuple[Path | None, Plan, str]:

@@ -1,9 +1,9 @@
 """Running a sweep: its jobs one after the other, each in a folder of its own, those that ended before left alone."""
 
-import gc
 import json
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
@@ -14,6 +14,7 @@ from qat.cli.run import run_one
 from qat.cli.sweep_folder import Jobs
 from qat.cli.sweep_plan import Job, Plan
 from qat.cli.sweep_progress import job_line, job_seconds, seconds_left, status_line, table_lines
+from qat.cli.sweep_section import resume_words
 from qat.report.result import NAME, write_result
 from qat.whole_file import write_whole
 
@@ -37,6 +38,7 @@ class SweepRun:
         self.results = {name: result for name, result in results.items() if result is not None}  # of jobs that ended, well or not
         self.again = {name for name, result in self.results.items() if result["status"] == "failed"} if self.retry else set()
         self.chosen: dict[str, str] = {}
+        self._resume = resume_words(folder)
 
     def run(self) -> int:
         """Run what is left; the exit status of the whole."""
@@ -84,7 +86,6 @@ class SweepRun:
             status, result = run_one(config, self.words, self.notes, folder, brief)
         if status == INTERRUPTED:
             raise KeyboardInterrupt
-        gc.collect()  # networks in cycles of a trainer that stopped: the next job needs their memory
         self.again.discard(job.name)
         self.results[job.name] = result
 
@@ -134,24 +135,23 @@ class SweepRun:
         ok, failed = self._count("ok"), self._count("failed")
         print(status_line(ok, failed, len(everything), len(self.plan.impossible)))
         if interrupted:
-            print(f"stopped; go on with the same command or with resume={self.folder}")
+            print(f"stopped; go on with the same command or with {self._resume}")
         elif failed:
-            print(f"failed jobs are left as they are; resume={self.folder} sweep.retry=true runs them again")
-        counted = [job for job in ended if not self.results[job.name].get("tuning")]
-        done = sum(self.results[job.name]["status"] == "ok" for job in counted)
+            print(f"failed jobs are left as they are; {self._resume} sweep.retry=true runs them again")
+        counted = [result for result in (self.results[job.name] for job in ended) if not result.get("tuning")]
+        done = sum(result["status"] == "ok" for result in counted)
         if done > (1 if interrupted else 0):  # nobody waits for a page about one run after Ctrl-C
-            self._compare([self.jobs.of(job) for job in counted])
+            self._compare()
 
-    def _compare(self, folders: list[Path]) -> None:
+    def _compare(self) -> None:
         from qat.cli.compare import compare
 
-        section = self.plan.section
-        swept = section.over.get("fold")
         try:
-            compare(folders, self.folder, section.baseline if swept is None or section.baseline in swept else None)
+            compare([self.folder], self.folder, None)
         except Exception as error:  # the runs are there, whatever becomes of the page about them
+            told = f"{type(error).__name__}: {error}"
             print(
-                f"warning: no comparison ({type(error).__name__}: {error}); make it with scripts/compare.py {self.folder}", file=sys.stderr
+                f"warning: no comparison ({told}); make it with python scripts/compare.py {shlex.quote(str(self.folder))}", file=sys.stderr
             )
 
 

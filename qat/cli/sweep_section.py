@@ -3,17 +3,20 @@
 sweep:
   over: {fold: [naive, static], quant: [w8a8_per_tensor, w4a8_per_channel], seed: [0, 1, 2]}
   tune: {optim.lr: [0.003, 0.01]}    # chosen for every combination but the seed, on the validation split, with the first seed
-  baseline: static                   # what the report compares with
+  baseline: static                   # value of the strategy, or of what else is compared, that the others are compared with
 """
 
 import re
+import shlex
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override, QuotedString
 
 from qat.cli.compose import Composer, check_key
 from qat.errors import ConfigError
+from qat.report.compare_cells import text
 from qat.train.problems import Problems
 
 PARTS = ("over", "tune", "baseline")
@@ -29,7 +32,7 @@ class Section:
     Attributes:
         over: key or group -> values, the first key varying slowest; `seed` among them or not.
         tune: key or group -> values to choose from.
-        baseline: folding strategy.
+        baseline: strategy, or value of what else is compared.
         words: overrides of every job.
         options: those of OPTIONS that are switched on.
     """
@@ -45,6 +48,17 @@ class Section:
 def word(key: str, value: Any) -> str:
     """`key=value` in Hydra's grammar."""
     return f"{key}={_text(value)}"
+
+
+def command_of(section: Section) -> list[str]:
+    """Words that start the same sweep, whatever is in its recipe by then."""
+    axes = [word(f"sweep.{part}.{key}", values) for part in ("over", "tune") for key, values in getattr(section, part).items()]
+    return [f"recipe={section.recipe}", *section.words, *axes, word("sweep.baseline", section.baseline)]
+
+
+def resume_words(folder: Path) -> str:
+    """`resume=FOLDER` as a shell takes it."""
+    return f"resume={folder}" if re.fullmatch(r"[\w./-]+", str(folder)) else shlex.quote(word("resume", str(folder)))
 
 
 def _text(value: Any) -> str:
@@ -100,9 +114,23 @@ def section_of(recipe: str, raw: Any, composer: Composer, prefix: str = "", **mo
         found = "a key that is in over too" if key != "seed" else "the seed"
         problems.add(f"{where}.tune.{key}", found, "a key of its own", f"Take {key} out of tune.")
     if raw.get("baseline") is not None:
-        problems.name(f"{where}.baseline", raw["baseline"], composer.options["fold"])
+        problems.name(f"{where}.baseline", text(raw["baseline"]), _baselines(parts["over"], composer))
     problems.raise_any()
     return Section(recipe, dict(parts["over"]), dict(parts["tune"]), raw.get("baseline"), **more)
+
+
+def compared_key(over: dict[str, Any]) -> str | None:
+    """What a sweep compares: the strategies where it has several, else the first key with several values; None with nothing but seeds."""
+    keys = sorted((key for key in over if key != "seed"), key=lambda key: (len(over[key]) < 2, key != "fold"))
+    return keys[0] if keys else None
+
+
+def _baselines(over: dict[str, list[Any]], composer: Composer) -> list[str]:
+    """What may be compared with: a strategy, swept or not, and the values of the key that is compared."""
+    swept = {key: values for key, values in over.items() if isinstance(values, list)}
+    key = compared_key(swept)
+    own = [text(value) for value in swept[key]] if key is not None and key not in composer.options else []
+    return [*own, *composer.options["fold"]]
 
 
 def _check_axis(prefix: str, key: str, values: Any, composer: Composer, problems: Problems) -> None:

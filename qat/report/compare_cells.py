@@ -2,7 +2,7 @@
 
 Two kinds of differences. A *variant* is what is compared (the folding strategy, unless --by says otherwise), a *setting* is what it is
 compared in (bits, data, network, optimizer, ...). Keys of the strategy and of the optimizer that have one value for each variant in each
-setting, such as a strategy's own freeze step or a tuned learning rate, belong to the cell and split nothing.
+setting, such as a strategy's own freeze step or a learning rate, belong to the cell and split nothing; nor do keys that a sweep tuned.
 """
 
 import json
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qat.choose import check_name
+from qat.errors import ConfigError
 from qat.report.compare_palette import in_order
 from qat.report.compare_runs import LeftOut, Run
 
@@ -79,23 +80,24 @@ def text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def into_cells(runs: Sequence[Run], by: Sequence[str] = ()) -> Cells:
+def into_cells(runs: Sequence[Run], by: Sequence[str] = (), tuned: Sequence[str] = ()) -> Cells:
     """Group runs.
 
     Args:
         runs: at least one.
-        by: keys whose values are compared; () for the strategy.
+        by: keys, or groups of keys such as optim, whose values are compared; () for the strategy.
+        tuned: keys or groups whose values were chosen for each cell.
 
     Raises:
         ConfigError: a key of `by` that no configuration has.
     """
     configs = _configs(runs)
     keys = list(dict.fromkeys(key for config in configs for key in config))
-    for key in by:
-        check_name("--by", key, keys)
-    chosen = list(by) or [STRATEGY]
     differing = [key for key in keys if len({config.get(key) for config in configs}) > 1]
-    variant_keys, setting_keys, details = _roles(configs, differing, chosen)
+    chosen, following = _compared_keys(by or [STRATEGY], configs, keys, differing)
+    of_cell = [key for key in differing if key not in chosen and any(_below(key, name) for name in tuned)]
+    variant_keys, setting_keys, details = _roles(configs, [key for key in differing if key not in [*of_cell, *following]], chosen)
+    details = [key for key in differing if key in [*details, *of_cell, *following]]
     groups: dict[tuple[Any, Any], list[int]] = defaultdict(list)
     for i, config in enumerate(configs):
         groups[_values(config, variant_keys), _values(config, setting_keys)].append(i)
@@ -113,6 +115,38 @@ def into_cells(runs: Sequence[Run], by: Sequence[str] = ()) -> Cells:
     settings = sorted(order, key=lambda name: (order[name], name))
     same = {key: configs[0].get(key) for key in keys if key not in differing}
     return Cells(cells, in_order({cell.variant for cell in cells}), settings, same, differing, usual, details, chosen, duplicates)
+
+
+def _below(key: str, name: str) -> bool:
+    """Is the key `name`, or one of that group?"""
+    return key == name or key.startswith(f"{name}.")
+
+
+def _compared_keys(by: Sequence[str], configs: list[dict[str, Any]], keys: list[str], differing: list[str]) -> tuple[list[str], list[str]]:
+    """(keys that tell the variants apart, keys that follow those): of a group its name if that is enough, else as few as are.
+
+    Raises:
+        ConfigError: neither a key nor a group.
+    """
+    named: list[str] = []
+    following: list[str] = []
+    for name in by:
+        if name == "seed":
+            raise ConfigError("--by", "seed", "a key whose values are compared", "Leave it out: runs of several seeds are always averaged.")
+        if name in keys:
+            named.append(name)
+            continue
+        group = sorted((key for key in keys if _below(key, name)), key=lambda key: key != f"{name}.name")
+        if not group:
+            check_name("--by", name, keys)
+        own = [key for key in group if key in differing]
+        first = group[:1] if not own else []
+        for key in own:
+            if len({_values(c, [*first, key]) for c in configs}) > len({_values(c, first) for c in configs}):
+                first.append(key)
+        named += first
+        following += [key for key in own if key not in first]
+    return named, following
 
 
 def _configs(runs: Sequence[Run]) -> list[dict[str, Any]]:

@@ -147,13 +147,14 @@ def mean_ranks(rows: list[Row], cells: Cells) -> dict[str, float]:
 
 
 def choose_baseline(cells: Cells, asked: str | None) -> str | None:
-    """The variant to compare with: the one asked for, of several with that strategy the one in most settings.
+    """The variant to compare with: the one asked for; of several with that strategy, or that value, the one in most settings.
 
     Without a name `bn_correction` where it is there, else the variant in most settings; None where there is one variant.
     """
     if asked is None and len(cells.variants) < 2:
         return None
-    names = [name for name in cells.variants if name.partition(",")[0] == (asked or "bn_correction")]
+    wanted = asked or "bn_correction"
+    names = [name for name in cells.variants if name.partition(",")[0] in (wanted, *(f"{key} {wanted}" for key in cells.by))]
     if asked in cells.variants or (asked is not None and not names):
         return asked
     return max(names or cells.variants, key=lambda name: sum(cell.variant == name for cell in cells.cells))

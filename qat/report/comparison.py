@@ -32,13 +32,16 @@ class Comparison:
         return [row for row in self.rows if row.cell.setting == setting]
 
 
-def compare_runs(folders: list[Path], baseline: str | None, by: Sequence[str], defaults: dict[str, Any]) -> Comparison:
+def compare_runs(
+    folders: list[Path], baseline: str | None, by: Sequence[str], defaults: dict[str, Any], tuned: Sequence[str] = ()
+) -> Comparison:
     """Read the runs and compare them.
 
     Args:
         baseline: variant to compare with; None chooses (see `choose_baseline`).
-        by: configuration keys whose values are compared; () for the folding strategy.
+        by: configuration keys or groups whose values are compared; () for the folding strategy.
         defaults: see `read_runs`.
+        tuned: keys or groups whose values were chosen for each cell.
 
     Raises:
         ConfigError: no such folder, no finished run, an unknown baseline or key.
@@ -46,7 +49,7 @@ def compare_runs(folders: list[Path], baseline: str | None, by: Sequence[str], d
     runs, left = read_runs(folders, defaults)
     if not runs:
         raise ConfigError(" ".join(map(str, folders[:3])), _nothing(left), "a finished run", _todo(left))
-    cells = into_cells(runs, by)
+    cells = into_cells(runs, by, tuned)
     # a strategy without a finished run is a gap to be told, not a word to be refused
     missing = [*ORDER, *(str(item.config.get(STRATEGY)) for item in left)] if cells.by == [STRATEGY] else []
     baseline = choose_baseline(cells, baseline)

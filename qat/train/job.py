@@ -1,5 +1,6 @@
 """One job: float network -> post-training quantization -> quantization-aware training, or none -> integers -> ONNX -> result."""
 
+import gc
 import logging
 import time
 from collections.abc import Iterator
@@ -52,6 +53,7 @@ def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         ConfigError: bad input, before any training.
         KeyboardInterrupt: stopped by the user; checkpoints/ has what a resume needs.
     """
+    gc.collect()  # what an earlier job of this process left in cycles of its trainer: this one needs the memory
     run_dir, seconds = Path(run_dir), dict[str, float]()
     device = evaluation_device(config["trainer"])
 
@@ -63,7 +65,7 @@ def run_job(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
             validate_schedule(config, total_steps(batches, config["trainer"]))
         last = checkpoint_to_resume(config, run_dir) if trains else None
         # a network that cannot be prepared, or has another head, is refused here, not after the float training
-        check_head(Classifier(module_config(config, data)).network, data)
+        checked_network(config, data)
 
     def test_accuracy(network: nn.Module) -> float:
         return accuracy(network_confusion(network, data.test_dataloader(), data.num_classes, device))
@@ -176,6 +178,30 @@ def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     begin = time.perf_counter()
     yield
     seconds[name] = time.perf_counter() - begin
+
+
+def check_job(config: dict[str, Any]) -> str:
+    """What can be checked of a job with its data at hand and nothing trained; what is worth telling of its network, or "".
+
+    Raises:
+        ConfigError: data that cannot be read, or a network that cannot be prepared or has another head.
+    """
+    network = checked_network(config, job_data(config))
+    if network.fold_report.folded:
+        return ""
+    counts = str(network.fold_report).splitlines()[0]
+    return f"nothing in {config['model']['name']} can be folded, so that all strategies are the same ({counts})"
+
+
+def checked_network(config: dict[str, Any], data: ImageData) -> Any:
+    """The prepared network with random weights.
+
+    Raises:
+        ConfigError: it cannot be prepared or has another head.
+    """
+    network = Classifier(module_config(config, data)).network
+    check_head(network, data)
+    return network
 
 
 def check_head(network: nn.Module, data: ImageData) -> None:

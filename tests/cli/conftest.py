@@ -16,14 +16,14 @@ def here(tmp_path, monkeypatch):
 @pytest.fixture
 def jobs(monkeypatch):
     """Jobs asked to run, as (config, run folder), in place of running them. Set `jobs.act` to what a job should do."""
-    recorded = SimpleNamespace(seen=[], act=lambda config: None)
+    recorded = SimpleNamespace(seen=[], act=lambda config: None, check=lambda config: "")
 
     def run_job(config, run_dir):
         recorded.seen.append((config, run_dir))
         recorded.act(config)
         return {"status": "ok"}
 
-    monkeypatch.setitem(sys.modules, "qat.train.job", SimpleNamespace(run_job=run_job))
+    monkeypatch.setitem(sys.modules, "qat.train.job", SimpleNamespace(run_job=run_job, check_job=lambda config: recorded.check(config)))
     return recorded
 
 

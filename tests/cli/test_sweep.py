@@ -1,14 +1,19 @@
 """A sweep recipe, with jobs that are only recorded: which run, how one goes on, what is chosen, and what is refused."""
 
+import csv
 import json
 import re
+import shlex
 import sys
 from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 
+import qat.cli.compare
 from qat.cli.train import main
+from qat.errors import ConfigError
+from qat.report.compare_runs import read_runs
 from qat.report.result import identity, read_result, write_result
 
 MINI = """# what: two strategies
@@ -23,7 +28,9 @@ ALL = ["naive seed 0", "static seed 0", "naive seed 1", "static seed 1"]
 
 @pytest.fixture
 def sweep(here, jobs, write_recipe, monkeypatch):
-    """Recipe `mini` and jobs that leave a result. `sweep.act` may fail, `sweep.score` gives the validation accuracy."""
+    """Recipe `mini` and jobs that leave a result. `sweep.act` may fail, `sweep.score` gives the validation accuracy.
+
+    `sweep.compared` are the runs that count in each comparison, `sweep.compare` makes one."""
     write_recipe("mini", MINI)
     jobs.score, jobs.compared = (lambda config: 0.5), []
 
@@ -36,8 +43,14 @@ def sweep(here, jobs, write_recipe, monkeypatch):
         write_result(run_dir, result)
         return result
 
-    monkeypatch.setitem(sys.modules, "qat.train.job", SimpleNamespace(run_job=run_job))
-    monkeypatch.setattr("qat.cli.compare.compare", lambda folders, out, baseline: jobs.compared.append((folders, out, baseline)))
+    monkeypatch.setitem(sys.modules, "qat.train.job", SimpleNamespace(run_job=run_job, check_job=lambda config: jobs.check(config)))
+    jobs.compare = qat.cli.compare.compare
+
+    def compare(folders, out, baseline):
+        assert folders == [out] and baseline is None
+        jobs.compared.append([run.folder for run in read_runs(folders, {})[0]])
+
+    monkeypatch.setattr("qat.cli.compare.compare", compare)
     return jobs
 
 
@@ -79,7 +92,7 @@ def test_every_combination_runs_in_a_folder_of_the_sweep(here, sweep, capsys):
     said = [line for line in lines if line.startswith("job ")]
     assert said[0] == "job 1 of 4, naive seed 0, time left not known yet" and said[3] == "job 4 of 4, static seed 1, about 1 min left"
     assert lines[-1] == "4 of 4 jobs ok"
-    assert sweep.compared == [([path for _, path in sweep.seen], folder, "static")]
+    assert sweep.compared == [sorted(path for _, path in sweep.seen)]
 
 
 def test_jobs_are_quiet_but_for_their_log_and_errors(here, sweep, capsys):
@@ -162,9 +175,70 @@ def test_forms_of_the_command_line(sweep, words, expected):
     assert ran(sweep) == expected
 
 
-def test_a_baseline_that_is_not_among_the_strategies_is_none(sweep):
-    assert main(["recipe=mini", "fold=naive,frozen"]) == 0 and main(["recipe=mini", "fold=naive", "sweep.baseline=naive"]) == 0
-    assert [baseline for _, _, baseline in sweep.compared] == [None, "naive"]
+def comparison_of(sweep, folder):
+    """Rows of the comparison that `compare.py SWEEP_DIR` makes: {variant, setting}: row."""
+    sweep.compare([folder], folder, None)
+    with (folder / "compare_cells.csv").open(newline="") as file:
+        return {(row["variant"], row["setting"]): row for row in csv.DictReader(file)}
+
+
+def test_a_baseline_that_is_not_swept_is_said_and_not_used(here, sweep, capsys):
+    assert main(["recipe=mini", "fold=naive,frozen"]) == 0
+    assert "note: static is not swept" in capsys.readouterr().out
+    found = comparison_of(sweep, folder_of(here))
+    assert {row["baseline"] for row in found.values()} == {"naive"}
+
+
+def test_the_comparison_is_with_the_baseline_of_the_recipe(here, sweep, capsys):
+    assert main(["recipe=mini", "sweep.baseline=naive"]) == 0
+    found = comparison_of(sweep, folder_of(here))
+    assert {key: row["verdict"] for key, row in found.items()}[("naive", "W8A8 per channel")] == "baseline"
+    assert "note:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "baseline", "others"),
+    [
+        ("optim.name", ("sgd", "adam"), "sgd", ["optim.name adam"]),
+        ("optim.weight_decay", (0.0, 0.1), "0.1", ["optim.weight_decay 0.0"]),
+        ("optim", ("sgd", "adam"), "null", ["optim.name adam"]),
+        ("quant", ("w8a8_per_tensor", "w4a8_per_channel"), "null", ["quant.weight.bits 4"]),
+    ],
+)
+def test_a_sweep_over_something_else_compares_that(here, sweep, write_recipe, key, values, baseline, others):
+    text = MINI.replace("fold: [naive, static]", f"{key}: [{values[0]}, {values[1]}]")
+    write_recipe("mini", text.replace("baseline: static", f"baseline: {baseline}"))
+    assert main(["recipe=mini"]) == 0
+    found = comparison_of(sweep, folder_of(here))
+    verdicts = {variant: row["verdict"] for (variant, _), row in found.items()}
+    assert set(others) < set(verdicts) and sorted(verdicts.values()) == ["baseline", "no difference found"]
+    assert baseline == "null" or verdicts[others[0]] != "baseline"
+    assert len(found) == 2 and len({setting for _, setting in found}) == 1 and {row["seeds"] for row in found.values()} == {"2"}
+
+
+def test_values_chosen_for_a_cell_make_no_settings(here, sweep, write_recipe):
+    """Learned weight ranges are better for naive, min-max for static."""
+    write_recipe("mini", MINI.replace("baseline", "tune: {quant.weight.range: [minmax, lsq]}\n  baseline"))
+    sweep.score = lambda config: float((config["quant"]["weight"]["range"] == "lsq") == (config["fold"]["name"] == "naive"))
+    assert main(["recipe=mini"]) == 0
+    found = comparison_of(sweep, folder_of(here))
+    assert {variant: row["quant.weight.range"] for (variant, _), row in found.items()} == {"naive": "lsq", "static": "minmax"}
+    assert {setting for _, setting in found} == {"W8A8 per channel"} and {row["seeds"] for row in found.values()} == {"2"}
+    page = (folder_of(here) / "compare.html").read_text()
+    assert "2 folders left out: run to choose values by (tuning)." in page
+
+
+def test_jobs_of_a_resumed_sweep_say_what_starts_it(here, sweep):
+    sweep.act = failing("naive seed 1", error=KeyboardInterrupt)
+    assert main(["recipe=mini", "optim.lr=0.5"]) == 130
+    sweep.act = lambda config: None
+    folder = folder_of(here)
+    assert main([f"resume={folder}"]) == 0
+    command = json.loads((folder / "jobs" / "static-seed1" / "env.json").read_text())["command"]
+    words = shlex.split(command)[1:]
+    assert words[:2] == ["recipe=mini", "optim.lr=0.5"] and not any(word.startswith("resume") for word in words)
+    sweep.seen.clear()
+    assert main([*words, "sweep.new=true"]) == 0 and ran(sweep) == ALL
 
 
 def test_cfg_prints_the_configuration_of_every_job(here, sweep, capsys):
@@ -263,6 +337,21 @@ def test_impossible_combinations_are_said_first_and_left_out(sweep, capsys):
     assert lines[-1] == "3 of 3 jobs ok; 1 combination not possible"
 
 
+def test_a_network_that_no_job_could_use_is_refused_before_the_first(here, sweep, write_recipe, capsys):
+    def check(config):
+        checked.append(config["model"]["options"])
+        if config["model"]["options"] == {"width": 0.5}:
+            raise ConfigError("model", "a loop", "a network that can be captured", "Change it.")
+        return "nothing can be folded"
+
+    checked = []
+    sweep.check = check
+    assert main(["recipe=mini", "model.options={width:0.5},{width:0.25}"]) == 2
+    assert "error: model: found a loop" in capsys.readouterr().err and not (here / "runs").exists() and len(checked) == 2
+    assert main(["recipe=mini"]) == 0 and len(checked) == 3  # once, not for every job
+    assert "note: nothing can be folded" in capsys.readouterr().out
+
+
 # ---- going on
 
 
@@ -274,7 +363,7 @@ def test_a_failed_job_does_not_stop_the_others_and_is_run_again_when_asked(here,
     assert read_result(folder / "jobs" / "static-seed0")["status"] == "failed"
     out = capsys.readouterr().out
     assert "job 3 of 4 (1 failed), naive seed 1" in out and "3 of 4 jobs ok, 1 failed" in out and "sweep.retry=true" in out
-    assert len(sweep.compared[-1][0]) == 4
+    assert len(sweep.compared[-1]) == 3
     sweep.act = lambda config: None
     for words in (["recipe=mini"], [f"resume={folder}"]):
         assert main(words) == 1 and ran(sweep) == []
@@ -319,7 +408,7 @@ def test_a_wider_sweep_runs_only_what_is_new(here, sweep):
     assert ran(sweep) == ["frozen seed 0", "frozen seed 1", "frozen seed 2"]
     assert main([f"resume={folder}"]) == 0 and ran(sweep) == []
     swept = OmegaConf.to_container(OmegaConf.load(folder / "sweep.yaml"))["over"]
-    assert swept == {"fold": ["naive", "static", "frozen"], "seed": [0, 1, 2]} and len(sweep.compared[-1][0]) == 9
+    assert swept == {"fold": ["naive", "static", "frozen"], "seed": [0, 1, 2]} and len(sweep.compared[-1]) == 9
 
 
 def test_jobs_are_known_by_their_configuration_not_by_their_folder(here, sweep):
@@ -327,7 +416,7 @@ def test_jobs_are_known_by_their_configuration_not_by_their_folder(here, sweep):
     root = folder_of(here) / "jobs"
     (root / "static-seed1").rename(root / "any name")
     assert main(["recipe=mini"]) == 0 and ran(sweep) == []
-    assert root / "any name" in sweep.compared[-1][0]
+    assert root / "any name" in sweep.compared[-1]
 
 
 @pytest.mark.parametrize(
@@ -492,7 +581,7 @@ def test_every_combination_gets_the_values_of_its_best_validation_accuracy(here,
     assert {cell: entry["values"] for cell, entry in chosen.items()} == {"naive": {"optim.lr": 0.2}, "static": {"optim.lr": 0.4}}
     assert chosen["naive"]["validation"] == {"optim.lr=0.1": 0.9, "optim.lr=0.2": 1.0, "optim.lr=0.4": 0.8}
     counted = ["naive-seed0-optim.lr=0.2", "static-seed0-optim.lr=0.4", "naive-seed1-optim.lr=0.2", "static-seed1-optim.lr=0.4"]
-    assert [path.name for path in tuned.compared[0][0]] == counted
+    assert [path.name for path in tuned.compared[0]] == sorted(counted)
     marked = {path.name: read_result(path).get("tuning", False) for path in (folder / "jobs").iterdir()}
     assert {name for name, passed_over in marked.items() if not passed_over} == set(counted) and len(marked) == 8
     out = capsys.readouterr().out
@@ -522,7 +611,7 @@ def test_tuning_goes_on_where_it_stopped(here, tuned, stop):
     assert len(counted) == (0 if stop < 3 else 1 if stop < 6 else stop - 4)  # of a cell nothing counts before its values are chosen
     assert len(tuned.compared) == (len(counted) > 1)
     assert main(["recipe=mini"]) == 0 and learning_rates(tuned) == whole[stop:]
-    assert len(tuned.compared[-1][0]) == 4
+    assert len(tuned.compared[-1]) == 4
 
 
 def test_failed_tuning_jobs_are_no_choice(here, tuned, capsys):
@@ -541,7 +630,7 @@ def test_failed_tuning_jobs_are_no_choice(here, tuned, capsys):
     # the better value, once it is there, is the one that counts
     assert learning_rates(tuned) == [GRID[1], *GRID[3:], ("naive", 1, 0.2), ("static", 1, 0.4)]
     assert read_result(folder_of(here) / "jobs" / "naive-seed1-optim.lr=0.1")["tuning"] is True
-    assert len(tuned.compared[-1][0]) == 4
+    assert len(tuned.compared[-1]) == 4
 
 
 def test_a_wider_grid_chooses_again(here, tuned):

@@ -33,9 +33,7 @@ def stopped_once(monkeypatch):
     return calls
 
 
-def test_seeds_share_a_float_network_and_an_interrupted_job_goes_on(here, write_recipe, stopped_once, monkeypatch, capsys):
-    compared = []
-    monkeypatch.setattr("qat.cli.compare.compare", lambda folders, out, baseline: compared.append((folders, baseline)))
+def test_seeds_share_a_float_network_and_an_interrupted_job_goes_on(here, write_recipe, stopped_once, capsys):
     write_recipe("mini", MINI)
     assert main(["recipe=mini"]) == 130
     assert main(["recipe=mini"]) == 0
@@ -43,8 +41,9 @@ def test_seeds_share_a_float_network_and_an_interrupted_job_goes_on(here, write_
     assert "1 of 2 jobs ok, 1 not done" in out and "2 of 2 jobs ok" in out and "epoch" not in out
     # the float network's epoch, two of the first job, one of the second and, resumed, only the other
     assert stopped_once == ["static-seed0", *["static-seed0"] * 2, *["static-seed1"] * 2]
-    ((folders, baseline),) = compared
-    assert baseline == "static" and [folder.name for folder in folders] == ["static-seed0", "static-seed1"]
+    (sweep,) = (here / "runs" / "mini").iterdir()
+    assert "No comparison" not in out and (sweep / "compare.html").is_file()
+    folders = [sweep / "jobs" / "static-seed0", sweep / "jobs" / "static-seed1"]
     assert len(list((here / "runs" / "float_cache").iterdir())) == 1
     results = [json.loads((folder / "result.json").read_text()) for folder in folders]
     assert results[0]["accuracy"]["float"] == results[1]["accuracy"]["float"] and all(0 <= r["validation"] <= 1 for r in results)

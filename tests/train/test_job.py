@@ -8,7 +8,7 @@ from qat.errors import ConfigError, QATError
 from qat.fold import STRATEGIES
 from qat.report.result import read_result
 from qat.train.float_model import cache_path
-from qat.train.job import run_job
+from qat.train.job import check_job, run_job
 from qat.train.metrics_file import read_metrics
 from qat.train.module import Classifier
 
@@ -188,6 +188,15 @@ def test_bad_input_is_refused_before_any_training(config, tmp_path, monkeypatch)
     for number, (change, message) in enumerate(cases):
         with pytest.raises(QATError, match=message):
             run_job({**config, **change}, folder(tmp_path, str(number)))
+
+
+def test_what_a_sweep_asks_before_its_jobs(config, monkeypatch):
+    assert check_job(config) == ""
+    monkeypatch.setattr("qat.train.module.build_model", lambda *_: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)))
+    assert check_job(config).endswith("can be folded, so that all strategies are the same (0 folded, 0 left)")
+    monkeypatch.setattr("qat.train.module.build_model", lambda *_: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)))
+    with pytest.raises(ConfigError, match=r"an output of \(1, 3\)"):
+        check_job(config)
 
 
 def test_a_run_that_failed_after_training_goes_on_there(config, tmp_path):
