@@ -19,7 +19,7 @@ from qat.report.compare_csv import cells_csv, runs_csv
 from qat.report.compare_files import check_writable
 from qat.report.compare_numbers import BETTER, WORSE, Row
 from qat.report.compare_page import page_of
-from qat.report.compare_words import compared, findings, left_out, number, p_text, shown
+from qat.report.compare_words import compared, damaged, findings, left_out, number, p_text, shown
 from qat.report.comparison import Comparison, compare_runs
 from qat.whole_file import write_whole
 
@@ -97,7 +97,8 @@ def defaults() -> dict[str, Any]:
 def print_comparison(found: Comparison) -> None:
     """What was compared, a table with the settings below each other, and what may be said."""
     print(compared(found.cells, found.runs))
-    print("\n".join(left_out(found.left)), end="\n" if found.left else "")
+    for line in [*left_out(found.left), *damaged(found.runs)]:
+        print(line)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("setting", overflow="fold")
     table.add_column("variant" if found.cells.by != ["fold.name"] else "strategy", overflow="fold")

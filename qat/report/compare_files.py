@@ -12,6 +12,8 @@ def check_writable(folder: Path) -> None:
     Raises:
         ConfigError: it cannot be made or written to.
     """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--out {folder}", "a file", "a folder, new or not", "Give --out FOLDER.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -10,7 +10,7 @@ from qat.report.compare_numbers import BEST, LIKE_BEST, UNKNOWN, Row, mean_ranks
 from qat.report.compare_palette import styles
 from qat.report.compare_plots import swatch
 from qat.report.compare_sections import sections
-from qat.report.compare_words import columns, compared, findings, followers, left_out, number, p_text, shown, size, text
+from qat.report.compare_words import columns, compared, damaged, findings, followers, half_text, left_out, number, p_text, shown, size, text
 from qat.report.comparison import Comparison
 
 MARKS = {LIKE_BEST: "≈", UNKNOWN: "?"}
@@ -30,6 +30,7 @@ def page_of(found: Comparison) -> str:
         usual=usual(found),
         followers=followers(found.cells),
         left_out=left_out(found.left),
+        damaged=damaged(found.runs),
         left=sorted(found.left, key=lambda item: (item.kind, str(item.folder))),
         findings=told,
         baseline=found.baseline,
@@ -91,5 +92,5 @@ def _rank(ranks: dict[str, float], name: str) -> str | None:
 
 
 def _entry(row: Row) -> dict[str, Any]:
-    half = "" if row.accuracy.half is None else f"± {row.accuracy.half:.4f}"
-    return {"mean": number(row.accuracy.mean), "half": half, "best": row.standing == BEST, "mark": MARKS.get(row.standing, "")}
+    standing = {"best": row.standing == BEST, "mark": MARKS.get(row.standing, "")}
+    return {"mean": number(row.accuracy.mean), "half": half_text(row.accuracy).strip(), **standing}

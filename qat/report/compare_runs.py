@@ -8,6 +8,7 @@ import csv
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,6 +23,7 @@ from qat.report.result import NAME
 LARGEST_CONFIG = 1_000_000  # bytes; a configuration has 4000
 _MOST_KEYS = 5000
 _NOT_RUNS = {"checkpoints", "tensorboard", "lightning_logs", "float_cache"}
+_PICTURED = {"layers.json": re.compile(rb"\{.*\}\s*", re.DOTALL), "metrics.csv": re.compile(rb"([^\n]*,)?step\b.*", re.DOTALL)}
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -32,12 +34,14 @@ class Run:
     Args:
         config: dotted key -> value; lists are JSON text.
         when: seconds since 1970, of the run's start where its folder is named after it, else of its result.
+        damaged: files of pictures that are cut off or something else; what they would show is left out.
     """
 
     folder: Path
     result: dict[str, Any]
     config: dict[str, Any]
     when: float
+    damaged: tuple[str, ...] = ()
 
     @property
     def seed(self) -> Any:
@@ -112,7 +116,21 @@ def _read(folder: Path, defaults: dict[str, Any]) -> Run | LeftOut:
         return LeftOut(folder, "tuning", "run to choose values by", config)
     if problem := _problem(result, config):
         return LeftOut(folder, "unreadable", f"{NAME}: {problem}", config)
-    return Run(folder, result, config, _when(folder, path))
+    damaged = tuple(name for name, whole in _PICTURED.items() if _damaged(folder / name, whole))
+    return Run(folder, result, config, _when(folder, path), damaged)
+
+
+def _damaged(path: Path, whole: re.Pattern[bytes]) -> bool:
+    """Is there a file that does not begin and end as it should? A look at its ends: all of it is read when it is drawn."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(200)
+            file.seek(max(0, os.path.getsize(path) - 200))
+            return not whole.fullmatch(head + b"\n...\n" + file.read())
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
 
 
 def _first_line(said: object) -> str:

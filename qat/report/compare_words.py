@@ -26,10 +26,13 @@ def number(value: float, signed: bool = False) -> str:
 
 
 def shown(found: Estimate | None, signed: bool = False) -> str:
-    """mean ± half width; the mean alone where one seed has no interval."""
-    if found is None:
-        return "–"
-    return number(found.mean, signed) + ("" if found.half is None else f" ± {found.half:.4f}")
+    """mean ± half width; the mean alone of one seed, and (equal) behind it where several gave the same."""
+    return "–" if found is None else number(found.mean, signed) + half_text(found)
+
+
+def half_text(found: Estimate) -> str:
+    """What stands behind a mean."""
+    return " (equal)" if found.equal else "" if found.half is None else f" ± {found.half:.4f}"
 
 
 def p_text(p: float | None) -> str:
@@ -50,7 +53,7 @@ def size(cells: Cells) -> str:
     """8 strategies in 4 settings."""
     n, settings = len(cells.variants), count(len(cells.settings), "setting")
     if cells.by != ["fold.name"]:
-        return f"{n} values of {listed(cells.by)} in {settings}"
+        return f"{count(n, 'value')} of {listed(cells.by)} in {settings}"
     return f"{n} {'strategy' if n == 1 else 'strategies'} in {settings}"
 
 
@@ -68,6 +71,14 @@ def left_out(left: list[LeftOut]) -> list[str]:
     """A sentence for each kind of folder that is not compared."""
     counts = Counter(item.kind for item in left)
     return [f"{count(counts[kind], 'folder')} left out: {words}." for kind, words in _KINDS.items() if counts[kind]]
+
+
+def damaged(runs: list[Run]) -> list[str]:
+    """A sentence for each kind of file that cannot be drawn."""
+    counts = Counter(name for run in runs for name in run.damaged)
+    examples = {name: next(run.folder for run in runs if name in run.damaged) for name in counts}
+    others = {name: f" and {count(n - 1, 'other')}" if n > 1 else "" for name, n in counts.items()}
+    return [f"Damaged, and not drawn: {name} of {examples[name]}{others[name]}." for name in counts]
 
 
 def findings(rows: list[Row], cells: Cells, baseline: str | None) -> list[str]:

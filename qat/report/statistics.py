@@ -17,11 +17,16 @@ SAME = 1e-12  # differences of accuracies that spread by less than this are the 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over `n` seeds and the half width of its 95 % interval; None at n = 1, 0 where all seeds are equal."""
+    """A mean over `n` seeds and the half width of its 95 % interval; None without a spread to make one of: one seed, or all equal."""
 
     mean: float
     half: float | None
     n: int
+
+    @property
+    def equal(self) -> bool:
+        """Did several seeds give the same?"""
+        return self.n > 1 and self.half is None
 
     @property
     def low(self) -> float | None:
@@ -50,10 +55,8 @@ def estimate(values: Sequence[float]) -> Estimate:
     if not len(values):
         raise ValueError("a mean of no values")
     array = np.asarray(values, dtype=np.float64)
-    if len(array) == 1:
-        return Estimate(float(array[0]), None, 1)
-    if np.ptp(array) <= SAME:
-        return Estimate(float(array.mean()), 0.0, len(array))
+    if np.ptp(array) <= SAME:  # accuracies are counts: equal ones do not mean that another seed gives the same
+        return Estimate(float(array.mean()), None, len(array))
     error = array.std(ddof=1) / np.sqrt(len(array))
     return Estimate(float(array.mean()), float(stats.t.ppf((1 + LEVEL) / 2, len(array) - 1) * error), len(array))
 
@@ -77,8 +80,8 @@ def paired(values: Sequence[float], base: Sequence[float]) -> Paired:
         return Paired(found, None, "one seed")
     if np.ptp(differences) <= SAME:
         if abs(found.mean) <= SAME:
-            return Paired(Estimate(0.0, 0.0, found.n), 1.0)
-        return Paired(Estimate(found.mean, None, found.n), None, "the same difference in every seed")
+            return Paired(Estimate(0.0, None, found.n), 1.0)
+        return Paired(found, None, "the same difference in every seed")
     return Paired(found, float(stats.ttest_1samp(differences, 0.0).pvalue))
 
 

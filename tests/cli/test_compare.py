@@ -229,6 +229,18 @@ def test_odd_layers_cost_at_most_their_plots(tmp_path, content):
     assert "Validation accuracy against optimizer step" in page and "Left out, as no layers.json has the numbers: " in page
 
 
+@pytest.mark.parametrize("name, content", [("layers.json", '{"jitter": {"steps": [1,'), ("metrics.csv", "\x00\x00"), ("layers.json", "")])
+def test_damaged_files_are_named(tmp_path, capsys, name, content):
+    a, b = run_of(tmp_path, "naive", 0, 0.9), run_of(tmp_path, "static", 0, 0.9)
+    (b / name).write_text(content)
+    compare([tmp_path], tmp_path, None)
+    told = f"Damaged, and not drawn: {name} of {b}."
+    assert told in capsys.readouterr().out and told in (tmp_path / "compare.html").read_text()
+    (b / name).unlink()
+    compare([tmp_path], tmp_path, None)
+    assert "Damaged" not in capsys.readouterr().out and a.is_dir()
+
+
 def test_runs_from_before_a_key_was_there(tmp_path):
     new, old = run_of(tmp_path, "static", 0, 0.9, ptq__equalize=False), run_of(tmp_path, "static", 1, 0.8)
     assert "ptq" in yaml.safe_load((new / "config.yaml").read_text()) and "ptq" not in yaml.safe_load((old / "config.yaml").read_text())
@@ -312,11 +324,26 @@ def test_unknown_names_have_a_closest_match(tmp_path, capsys):
     assert not (tmp_path / "compare.csv").exists()
 
 
+def test_seeds_are_not_compared(tmp_path, capsys):
+    run_of(tmp_path, "naive", 0, 0.9)
+    assert main([str(tmp_path), "--by", "seed"]) == 2 and "runs of several seeds" in capsys.readouterr().err
+
+
+def test_a_group_of_keys_is_compared_by_its_name(tmp_path, capsys):
+    for seed in range(2):
+        for name, lr in (("sgd", 0.1), ("adam", 0.001)):
+            run_of(tmp_path, "static", seed, 0.9, optim__name=name, optim__lr=lr)
+    assert main([str(tmp_path), "--by", "optim", "--baseline", "sgd"]) == 0
+    assert "2 values of optim.name in 1 setting" in capsys.readouterr().out
+    assert [row["verdict"] for row in cells(tmp_path, variant="optim.name adam")] == ["no difference found"]
+    assert main([str(tmp_path), "--by", "optm"]) == 2 and "optim" in capsys.readouterr().err
+
+
 def test_out_that_cannot_be_written_to(tmp_path, capsys):
     run_of(tmp_path, "naive", 0, 0.9)
     (tmp_path / "file").write_text("in the way")
     line = refused(capsys, tmp_path, "--out", tmp_path / "file")
-    assert f"--out {tmp_path / 'file'}: found a folder that cannot be written to" in line and "Give --out FOLDER." in line
+    assert f"--out {tmp_path / 'file'}: found a file; expected a folder" in line and "Give --out FOLDER." in line
 
 
 def test_links_and_repeated_folders_count_once(tmp_path):

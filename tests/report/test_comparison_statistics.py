@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from qat.report.compare_words import shown
 from qat.report.statistics import Estimate, estimate, holm, paired
 
 
@@ -32,7 +33,8 @@ def test_the_interval_covers_the_mean_as_often_as_it_says():
 
 def test_means_without_an_interval():
     assert estimate([0.5]) == Estimate(0.5, None, 1) and estimate([0.5]).low is None
-    assert estimate([0.1 + 0.2, 0.3, 0.3]).half == 0.0  # equal but for the last bit
+    equal = estimate([0.1 + 0.2, 0.3, 0.3])  # but for the last bit
+    assert equal.half is None and equal.equal and shown(equal) == "0.3000 (equal)" and shown(estimate([0.3])) == "0.3000"
     with pytest.raises(ValueError, match="no values"):
         estimate([])
 
@@ -61,7 +63,7 @@ def test_pairs_that_cannot_be_tested():
     same = paired([0.91, 0.81, 0.71], [0.9, 0.8, 0.7])
     assert same.p is None and same.why == "the same difference in every seed" and same.difference.half is None
     equal = paired([0.1 + 0.2, 0.5], [0.3, 0.5])
-    assert equal.p == 1.0 and equal.difference == Estimate(0.0, 0.0, 2)
+    assert equal.p == 1.0 and equal.difference == Estimate(0.0, None, 2)
     with pytest.raises(ValueError, match="2 values against 1"):
         paired([0.1, 0.2], [0.1])
 

@@ -193,7 +193,7 @@ def test_bad_input_is_refused_before_any_training(config, tmp_path, monkeypatch)
 def test_what_a_sweep_asks_before_its_jobs(config, monkeypatch):
     assert check_job(config) == ""
     monkeypatch.setattr("qat.train.module.build_model", lambda *_: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4)))
-    assert check_job(config).endswith("can be folded, so that all strategies are the same (0 folded, 0 left)")
+    assert check_job(config).endswith("can be folded, so that all strategies are the same (0 folded, 0 left (no normalisation found))")
     monkeypatch.setattr("qat.train.module.build_model", lambda *_: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)))
     with pytest.raises(ConfigError, match=r"an output of \(1, 3\)"):
         check_job(config)
