@@ -21,7 +21,8 @@ def store_float(prepared: QuantGraph, network: nn.Module) -> None:
     where they came from.
 
     A folded 'static' layer has no BatchNorm any more: its weight goes to the layer, and the BatchNorm becomes one that adds the bias. A
-    bias that post-training methods gave to a layer without one goes to the running mean, or becomes a bias.
+    bias that post-training methods gave to a layer without one becomes one of the layer or of its BatchNorm; behind a BatchNorm with
+    gamma = 0 no running mean could hold it.
 
     Args:
         network: the float network of the same structure, on the same device; it is changed.
@@ -43,8 +44,7 @@ def store_float(prepared: QuantGraph, network: nn.Module) -> None:
         if name in rewritten:
             _store_static(name, layer, target, norm)
         elif norm is not None and f"{norms[name]}.bias" not in state and layer.bn.bias is not None:
-            shift = layer.bn.bias if layer.bn.weight is None else layer.bn.bias / layer.bn.weight
-            norm.running_mean.sub_(shift * layer.sigma)
+            norm.bias = nn.Parameter(layer.bn.bias.clone())
 
 
 def _check(name: str, found: Tensor | None, wanted: Tensor) -> None:

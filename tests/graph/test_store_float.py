@@ -53,6 +53,42 @@ def test_the_float_network_computes_what_was_trained(fold, model):
     assert torch.allclose(again(X), expected, atol=1e-6)
 
 
+class Biasless(nn.Module):
+    """A BatchNorm with gamma and without beta; gamma is 0, negative and subnormal in some channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5)
+
+    def forward(self, x):
+        return self.bn(self.conv(x)).mean((2, 3))
+
+
+@pytest.mark.parametrize("fold", qat.STRATEGIES)
+def test_a_given_bias_survives_a_gamma_of_0(fold):
+    x, made = X.double(), []
+    for seed in (0, 5):
+        torch.manual_seed(seed)
+        network = randomize(Biasless(), seed=seed).double().eval()
+        network.bn.bias = None
+        with torch.no_grad():
+            network.bn.weight.copy_(torch.tensor([0.0, -0.0, 1e-310, -0.5, 2.0]))
+        made.append(network)
+    origin, network = made
+    prepared = qat.prepare(origin, (x,), qat.QATConfig(fold=fold))
+    qat.calibrate(prepared, [x])
+    given = torch.tensor([0.5, -0.25, 0.0, 1.0, -2.0], dtype=torch.float64)
+    prepared.conv.correct_bias(given)
+    store_float(prepared.eval(), network)
+    assert all(bool(value.isfinite().all()) for value in network.state_dict().values())
+    assert torch.allclose(network(x), origin(x) + given, rtol=1e-12, atol=1e-12)
+    again = qat.prepare(network, (x,), qat.QATConfig(fold=fold))
+    qat.calibrate(again, [x])
+    codes, scale, bias = again.conv.integer()
+    assert not codes[:3].any() and codes[3:].flatten(1).any(1).all() and bool((scale > 0).all())
+    assert torch.allclose(bias, prepared.conv.folded()[1])
+
+
 def test_another_network_is_refused():
     prepared = trained("bn_correction", Bare)
     for fold in ("bn_correction", "static"):
