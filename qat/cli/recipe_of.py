@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +11,12 @@ from omegaconf import OmegaConf
 
 from qat.cli.compose import Composer
 from qat.cli.recipes import Recipe, runnable
+from qat.cli.words import word
 from qat.errors import ConfigError
 from qat.train.config import is_open, schema
 
 # what a run is called, where it is written to and what it goes on from is no part of what it computes
 _PLACES = ("recipe", "run_root", "resume")
-_PLAIN_TEXT = re.compile(r"[A-Za-z_/.][\w/.:@+-]*")
 
 
 @dataclass(frozen=True)
@@ -114,18 +113,5 @@ def _words(content: dict[str, Any], path: str = "", node: Any = None) -> list[st
         if isinstance(value, dict) and not is_open(below):
             found += _words(value, f"{path}{key}.", below)
         else:
-            found.append(f"{path}{key}={_value(value)}")
+            found.append(word(f"{path}{key}", value))
     return found
-
-
-def _value(value: Any) -> str:
-    """In Hydra's grammar."""
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_value(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return f"[{','.join(map(_value, value))}]"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, str) and not (_PLAIN_TEXT.fullmatch(value) and value.lower() not in ("null", "true", "false", "nan", "inf")):
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return str(value)

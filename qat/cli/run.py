@@ -11,6 +11,7 @@ from qat.cli.command import FAILED, INTERRUPTED, OK
 from qat.cli.environment import environment
 from qat.cli.logs import FILE_ONLY, logged
 from qat.cli.run_folder import new_run_folder, stamp, write_env
+from qat.cli.words import resume_words
 from qat.errors import ConfigError, QATError
 from qat.report.result import failed_result, identity, write_result
 
@@ -97,7 +98,7 @@ def _finish(config: dict[str, Any], folder: Path, brief: bool) -> tuple[int, dic
     except KeyboardInterrupt:
         result = {"status": "interrupted", **identity(config)}
         write_result(folder, result)
-        log.info("interrupted; go on with resume=%s", folder)
+        log.info("interrupted; go on with %s", resume_words(folder))
         return INTERRUPTED, result
     except Exception as error:
         result = failed_result(config, error)

@@ -9,7 +9,8 @@ from typing import Any
 
 from qat.cli.compose import Composer
 from qat.cli.recipes import lineage
-from qat.cli.sweep_section import Section, word
+from qat.cli.sweep_section import Section
+from qat.cli.words import word
 from qat.errors import ConfigError
 from qat.train.config import validate
 from qat.train.problems import not_possible

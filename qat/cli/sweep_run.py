@@ -14,7 +14,7 @@ from qat.cli.run import run_one
 from qat.cli.sweep_folder import Jobs
 from qat.cli.sweep_plan import Job, Plan
 from qat.cli.sweep_progress import job_line, job_seconds, seconds_left, status_line, table_lines
-from qat.cli.sweep_section import resume_words
+from qat.cli.words import resume_words
 from qat.report.result import NAME, write_result
 from qat.whole_file import write_whole
 

@@ -6,23 +6,20 @@ sweep:
   baseline: static                   # value of the strategy, or of what else is compared, that the others are compared with
 """
 
-import re
-import shlex
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override, QuotedString
 
 from qat.cli.compose import Composer, check_key
+from qat.cli.words import text, word
 from qat.errors import ConfigError
-from qat.report.compare_cells import text
+from qat.report.compare_cells import text as as_yaml
 from qat.train.problems import Problems
 
 PARTS = ("over", "tune", "baseline")
 OPTIONS = {"retry": "run failed jobs again", "new": "start again from nothing", "verbose": "show what the jobs log"}
 _NOT_SWEPT = ("recipe", "resume", "run_root", "sweep", "hydra")
-_PLAIN_WORD = re.compile(r"(?!(true|false|null|nan|inf)$)[A-Za-z_][\w./-]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -45,30 +42,10 @@ class Section:
     options: frozenset[str] = field(default_factory=frozenset)
 
 
-def word(key: str, value: Any) -> str:
-    """`key=value` in Hydra's grammar."""
-    return f"{key}={_text(value)}"
-
-
 def command_of(section: Section) -> list[str]:
     """Words that start the same sweep, whatever is in its recipe by then."""
     axes = [word(f"sweep.{part}.{key}", values) for part in ("over", "tune") for key, values in getattr(section, part).items()]
     return [f"recipe={section.recipe}", *section.words, *axes, word("sweep.baseline", section.baseline)]
-
-
-def resume_words(folder: Path) -> str:
-    """`resume=FOLDER` as a shell takes it."""
-    return f"resume={folder}" if re.fullmatch(r"[\w./-]+", str(folder)) else shlex.quote(word("resume", str(folder)))
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{','.join(map(_text, value))}]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_text(entry)}" for key, entry in value.items()) + "}"
-    if isinstance(value, str) and not _PLAIN_WORD.fullmatch(value):
-        return "'" + re.sub(r"(\\*)('|\Z)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value) + "'"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def plain(value: Any) -> Any:
@@ -114,7 +91,7 @@ def section_of(recipe: str, raw: Any, composer: Composer, prefix: str = "", **mo
         found = "a key that is in over too" if key != "seed" else "the seed"
         problems.add(f"{where}.tune.{key}", found, "a key of its own", f"Take {key} out of tune.")
     if raw.get("baseline") is not None:
-        problems.name(f"{where}.baseline", text(raw["baseline"]), _baselines(parts["over"], composer))
+        problems.name(f"{where}.baseline", as_yaml(raw["baseline"]), _baselines(parts["over"], composer))
     problems.raise_any()
     return Section(recipe, dict(parts["over"]), dict(parts["tune"]), raw.get("baseline"), **more)
 
@@ -129,7 +106,7 @@ def _baselines(over: dict[str, list[Any]], composer: Composer) -> list[str]:
     """What may be compared with: a strategy, swept or not, and the values of the key that is compared."""
     swept = {key: values for key, values in over.items() if isinstance(values, list)}
     key = compared_key(swept)
-    own = [text(value) for value in swept[key]] if key is not None and key not in composer.options else []
+    own = [as_yaml(value) for value in swept[key]] if key is not None and key not in composer.options else []
     return [*own, *composer.options["fold"]]
 
 
@@ -139,8 +116,8 @@ def _check_axis(prefix: str, key: str, values: Any, composer: Composer, problems
     if not isinstance(values, list) or not values:
         found = repr(values) if values != [] else "an empty list"
         return problems.add(prefix + key, found, "a list of values", f"Write {key}: [A, B].")
-    texts = [_text(value) for value in values]
-    if twice := sorted({text for text in texts if texts.count(text) > 1}):
+    texts = [text(value) for value in values]
+    if twice := sorted({said for said in texts if texts.count(said) > 1}):
         problems.add(prefix + key, f"{', '.join(twice)} twice", "every value once", "Take the copies out.")
     if key == "seed" and not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
         return problems.add(prefix + key, repr(values), "whole numbers", "Write seed: [0, 1, 2].")

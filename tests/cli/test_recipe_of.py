@@ -45,6 +45,13 @@ def test_recipe_and_words_lead_to_the_configuration(here, write_recipe, words, p
     assert same(composed(*shlex.split(written.command)[2:]), config)
 
 
+def test_words_hold_a_backslash(here):
+    config = composed("recipe=mbv1_bncorr")
+    config["data"]["root"] = "back\\slash\\"
+    written = recipe_of(config, "more", find_recipes())
+    assert written.command is not None and same(composed(*shlex.split(written.command)[2:]), config)
+
+
 def test_a_pattern_that_no_word_can_hold_is_in_the_recipe_alone(here, write_recipe):
     config = composed("recipe=mbv1_bncorr")
     config["quant"]["overrides"] = OVERRIDES

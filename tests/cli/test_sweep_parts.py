@@ -8,7 +8,8 @@ from qat.cli.compose import Composer
 from qat.cli.recipes import find_recipes
 from qat.cli.sweep_plan import folder_name
 from qat.cli.sweep_progress import about, job_line, job_seconds, seconds_left, status_line
-from qat.cli.sweep_section import plain, word
+from qat.cli.sweep_section import plain
+from qat.cli.words import word
 
 
 @pytest.fixture(scope="module")
