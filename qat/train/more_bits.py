@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -48,9 +48,22 @@ def with_rules(config: dict[str, Any], rules: dict[str, dict[str, Any]]) -> dict
     """The configuration with rules for layers behind its own `quant.overrides`, where they win."""
     overrides = dict(config["quant"]["overrides"])
     for name, rule in rules.items():
-        # a pattern that stands there already would keep its place, in front of others that may match the layer
-        overrides[f"[{name[0]}]{name[1:]}" if name in overrides else name] = rule
+        overrides[_pattern(name, overrides)] = rule
     return {**config, "quant": {**config["quant"], "overrides": overrides}}
+
+
+def _pattern(name: str, taken: Collection[str]) -> str:
+    """A pattern that matches this name alone and is none of `taken`: the name, else with its first letter as a set, [c]onv, [cc]onv.
+
+    Under a taken pattern the rule would stand in that one's place, in front of others that may match the layer. Taking that one out and
+    writing it again behind them would let it win over them in all that the rule says nothing about. Recipes that are merged keep the
+    places of their bases' patterns, so that only one of its own comes last there too.
+    """
+    pattern, letters = name, ""
+    while pattern in taken:
+        letters += name[0]
+        pattern = f"[{letters}]{name[1:]}"
+    return pattern
 
 
 def trains(config: dict[str, Any]) -> bool:

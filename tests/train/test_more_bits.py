@@ -90,6 +90,12 @@ def test_rules_win_over_what_the_run_had():
     asked = qat.QATConfig(overrides=ruled["quant"]["overrides"])
     assert asked.weight_for("a.b")[0].bits == 8 and asked.weight_for("a.c")[0].bits == 5 and asked.skips("c")
     assert len(config["quant"]["overrides"]) == 2
+    # a second time, where what the run had holds the first time's patterns
+    again = with_rules(ruled, {"a.b": {"activation": {"bits": 7}}, "c": {"skip": False}})
+    asked = qat.QATConfig(overrides=again["quant"]["overrides"] | {"[a].*": {"activation": {"bits": 6}}})
+    assert asked.weight_for("a.b")[0].bits == 8 and asked.activation_for("a.b")[0].bits == 6 and not asked.skips("c")
+    asked = qat.QATConfig(overrides=with_rules({"quant": {"overrides": asked.overrides}}, {"a.b": {"skip": True}})["quant"]["overrides"])
+    assert asked.skips("a.b") and not asked.skips("a.c") and asked.weight_for("a.b")[0].bits == 8 and len(asked.overrides) == 8
 
 
 @pytest.mark.parametrize("step", [{"correct_bias": "empirical"}, {"adaround": 20}, {"equalize": True}])
