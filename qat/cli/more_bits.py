@@ -14,8 +14,9 @@ from qat.cli.recipes import find_recipes
 from qat.graph.prepared import QuantGraph
 from qat.graph.sensitivity import ALONE, OTHERS, layer_quantizers, readings
 from qat.report.sensitivity import Cost
+from qat.report.statistics import ONE_SIDED
 from qat.report.tables import Table, number
-from qat.train.answers import Answers, Change, answers, change
+from qat.train.answers import Answers, among, answers, change
 from qat.train.finished_run import FinishedRun
 from qat.train.more_bits import Rebuilder, Setting, fewest, rules_for, trains, weight_bytes, with_rules
 from qat.whole_file import write_whole
@@ -72,7 +73,8 @@ def suggest(
 class Search:
     """Which layer next: that without whose quantizers the network with more bits for those chosen so far loses least.
 
-    It has to bring the loss down by more than noise; where none does, it is the layer that costs most alone, if that is more than noise.
+    It has to bring the loss down by more than noise, told as one of all layers not chosen yet; where none does, it is the layer that costs
+    most alone, if that is more than noise.
 
     Args:
         costs: of the network with none chosen.
@@ -82,7 +84,7 @@ class Search:
     def __init__(self, rebuild: Rebuilder, batches: Sequence[tuple[Tensor, Tensor]], costs: list[Cost], rules: dict[str, dict[str, Any]]):
         self.rebuild, self.batches, self.rules = rebuild, batches, rules
         self._alone = [cost.layer for cost in costs if cost.setting == ALONE and cost.significant]
-        self._first = {c.layer: Change(c.change or 0.0, c.error or 0.0) for c in costs if c.setting == OTHERS}
+        self._first = {cost.layer: cost.change or 0.0 for cost in costs if cost.setting == OTHERS and cost.significant}
         self._last: tuple[tuple[str, ...], QuantGraph] | None = None
 
     def measure(self, layers: tuple[str, ...], step: str) -> Setting:
@@ -95,16 +97,15 @@ class Search:
     def next_layer(self, layers: tuple[str, ...]) -> str | None:
         """The layer to add to those chosen; None where more bits for no other promise anything."""
         others = self._others(layers) if layers else self._first
-        best = max(others, key=lambda name: others[name].value, default=None)
-        if best is not None and others[best].significant:
-            return best
+        if others:
+            return max(others, key=lambda name: others[name])
         return next((name for name in self._alone if name not in layers), None)
 
     def _chosen(self, layers: tuple[str, ...]) -> dict[str, dict[str, Any]]:
         return {name: self.rules[name] for name in layers}
 
-    def _others(self, layers: tuple[str, ...]) -> dict[str, Change]:
-        """What the loss comes down by when one more layer's quantizers are switched off, by layer."""
+    def _others(self, layers: tuple[str, ...]) -> dict[str, float]:
+        """What the loss comes down by when one more layer's quantizers are switched off, by layer; those where it is more than noise."""
         network = self.rebuild.plainly_rounded(self._chosen(layers))
         if network is None:
             network = self._last[1] if self._last is not None and self._last[0] == layers else self.rebuild(self._chosen(layers))
@@ -117,7 +118,8 @@ class Search:
                 return answers(toggled, self.batches, self.rebuild.device)
 
             found = readings(network, read, OTHERS, left)
-        return {name: change(without, found.quantized) for name, without in found.others.items()}
+        changes = {name: change(without, found.quantized) for name, without in found.others.items()}
+        return {name: changes[name].value for name, p in among(changes).items() if p < ONE_SIDED}
 
 
 def recovered(setting: Setting, start: Setting, unquantized: Answers) -> float:

@@ -17,10 +17,10 @@ from qat.choose import check_name
 from qat.cli.command import OK, add_trust, guarded, positive, print_wide
 from qat.cli.more_bits import NAME, Suggested, suggest
 from qat.errors import ConfigError
-from qat.graph.sensitivity import Readings, layer_quantizers, readings
-from qat.report.sensitivity import Cost, by_layer, cells, write_costs, write_page
+from qat.graph.sensitivity import ALONE, OTHERS, Readings, layer_quantizers, readings
+from qat.report.sensitivity import Cost, by_layer, cells, star, write_costs, write_page
 from qat.report.tables import number
-from qat.train.answers import Answers, answers, change
+from qat.train.answers import Answers, among, answers, change
 from qat.train.data import ImageData
 from qat.train.finished_run import open_run
 from qat.train.more_bits import Rebuilder, trains
@@ -126,12 +126,14 @@ def costs_of(found: Readings[Answers], grids: dict[str, str], shipped: Answers |
     whole = [("unquantized", nothing), ("quantized", everything), *([] if shipped is None else [("as shipped", shipped)])]
     costs = [Cost(setting, "", "", a.loss, a.accuracy) for setting, a in whole]
     alone = {name: change(nothing, a) for name, a in found.alone.items()}
+    others = {name: change(a, everything) for name, a in found.others.items()}
+    p_alone, p_others = among(alone), among(others)
     for name in sorted(alone, key=lambda name: -alone[name].value):
-        for setting, read, by in (
-            ("alone", found.alone[name], alone[name]),
-            ("others", found.others[name], change(found.others[name], everything)),
+        for setting, read, by, p in (
+            (ALONE, found.alone[name], alone[name], p_alone[name]),
+            (OTHERS, found.others[name], others[name], p_others[name]),
         ):
-            costs.append(Cost(setting, name, grids[name], read.loss, read.accuracy, by.value, by.error))
+            costs.append(Cost(setting, name, grids[name], read.loss, read.accuracy, by.value, by.error, p))
     return costs
 
 
@@ -144,11 +146,12 @@ def print_costs(folder: Path, told: str, costs: list[Cost]) -> None:
     table = Table("layer", "bits", box=None, pad_edge=False, header_style="bold")
     for heading in ("alone", "s.e.", "", "accuracy", "others", "s.e.", "", "accuracy"):
         table.add_column(heading, justify="right")
-    for layer, alone, others in by_layer(costs):
+    layers = by_layer(costs)
+    for layer, alone, others in layers:
         table.add_row(layer, alone.grids, *cells(alone), *cells(others))
     print_wide(table, 160)
     print("alone: loss with this layer alone quantized, against nothing; others: with everything, against all but this layer")
-    print("*: more than two standard errors above 0; the rest is noise on these pictures")
+    print(star(len(layers)))
 
 
 def print_suggested(folder: Path, suggested: Suggested) -> None:

@@ -11,10 +11,11 @@ from matplotlib.figure import Figure
 from qat.report.html import page
 from qat.report.plots import FLOAT, INK, ROUNDED, to_svg
 from qat.report.plots.style import short
+from qat.report.statistics import ONE_SIDED
 from qat.report.tables import Table, number
 from qat.whole_file import write_whole
 
-COLUMNS = ["setting", "layer", "grids", "loss", "accuracy", "change", "standard_error"]
+COLUMNS = ["setting", "layer", "grids", "loss", "accuracy", "change", "standard_error", "p_holm"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Cost:
         layer: its name; "" where it is about all.
         grids: bits of the layer's weight and tensor.
         change: by which the loss rises through what is quantized, and its standard error; None for a loss that others are compared with.
+        p: of a loss that does not rise, corrected for all layers of the setting.
     """
 
     setting: str
@@ -35,17 +37,18 @@ class Cost:
     accuracy: float
     change: float | None = None
     error: float | None = None
+    p: float | None = None
 
     @property
     def significant(self) -> bool:
-        return self.change is not None and self.error is not None and self.change > 2 * self.error
+        return self.p is not None and self.p < ONE_SIDED
 
     def row(self) -> list[Any]:
         return [
             self.setting,
             self.layer,
             self.grids,
-            *("" if x is None else x for x in (self.loss, self.accuracy, self.change, self.error)),
+            *("" if x is None else x for x in (self.loss, self.accuracy, self.change, self.error, self.p)),
         ]
 
 
@@ -81,11 +84,17 @@ def by_layer(costs: list[Cost]) -> list[tuple[str, Cost, Cost]]:
 
 
 def layer_table(costs: list[Cost]) -> Table:
-    """A row for each layer; a star where the loss rises by more than two standard errors."""
+    """A row for each layer; a star where the loss rises by more than noise."""
     rows = [[layer, alone.grids, *cells(alone), *cells(others)] for layer, alone, others in by_layer(costs)]
     heads = [*("loss alone", "s.e.", "", "accuracy"), *("loss others", "s.e.", "", "accuracy")]
     note = "Alone: with this layer alone quantized, against nothing. Others: with everything quantized, against all but this layer."
-    return Table("Layers", ["layer", "bits", *heads], rows, note)
+    return Table("Layers", ["layer", "bits", *heads], rows, f"{note} {star(len(rows))}")
+
+
+def star(layers: int) -> str:
+    """What a star says, in a table of so many layers."""
+    test = f"t test over the pictures, one-sided, Holm's correction for {layers} layers"
+    return f"*: the loss rises, p < {ONE_SIDED} ({test}); the rest may be noise on these pictures."
 
 
 def cells(cost: Cost) -> list[str]:

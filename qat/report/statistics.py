@@ -12,6 +12,7 @@ from scipy import stats
 
 LEVEL = 0.95
 ALPHA = 0.05
+ONE_SIDED = ALPHA / 2  # level of a test that looks at one side alone: about two standard errors
 SAME = 1e-12  # differences of accuracies that spread by less than this are the same, written in float64
 
 

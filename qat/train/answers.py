@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
+from scipy import stats
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from qat.errors import QATError
+from qat.report.statistics import ONE_SIDED, holm
 
 
 @dataclass(frozen=True)
@@ -31,15 +33,28 @@ class Answers:
 
 @dataclass(frozen=True)
 class Change:
-    """A difference of mean losses, and its standard error over the pictures it was measured on."""
+    """A difference of mean losses, its standard error over the pictures it was measured on, and how many these are, two or more."""
 
     value: float
     error: float
+    pictures: int
+
+    @property
+    def p(self) -> float:
+        """Of a loss that does not rise: a one-sided paired t test [Student 1908]. Losses of pictures are not normal: for many of them."""
+        if not self.error:
+            return 0.0 if self.value > 0 else 1.0
+        return float(stats.t.sf(self.value / self.error, self.pictures - 1))
 
     @property
     def significant(self) -> bool:
-        """Whether the loss rises by more than two standard errors, what chance gives once in 44 times where nothing changes."""
-        return self.value > 2 * self.error
+        """Whether the loss rises by more than noise, as one comparison tells: about two standard errors."""
+        return self.p < ONE_SIDED
+
+
+def among(changes: Mapping[str, Change]) -> dict[str, float]:
+    """p values of changes that are looked at together, corrected for their number (`holm`), whatever they have to do with each other."""
+    return dict(zip(changes, holm([change.p for change in changes.values()])))
 
 
 @torch.no_grad()
@@ -67,4 +82,4 @@ def answers(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], device
 def change(before: Answers, after: Answers) -> Change:
     """What the loss rises by from one to the other; paired, picture by picture, of which there are two or more."""
     difference = after.losses - before.losses
-    return Change(float(difference.mean()), float(difference.std() / math.sqrt(len(difference))))
+    return Change(float(difference.mean()), float(difference.std() / math.sqrt(len(difference))), len(difference))

@@ -7,12 +7,14 @@ import shutil
 
 import pytest
 import torch
+from scipy import stats
 
 from qat.cli import sensitivity
 from qat.cli.compose import Composer
 from qat.cli.recipes import find_recipes, read_header
 from qat.cli.train import main
 from qat.graph.sensitivity import layer_losses, layer_quantizers
+from qat.report.statistics import holm
 from qat.train.answers import answers
 from qat.train.finished_run import open_run
 from qat.train.module import Classifier, module_config
@@ -56,6 +58,11 @@ def test_losses_are_those_of_the_network(run, monkeypatch, capsys):
         assert changes[found.name, "others"] == pytest.approx(found.others, abs=1e-5)
     alone = [value for (_, setting), value in changes.items() if setting == "alone"]
     assert alone == sorted(alone, reverse=True)
+    by_kind = [{row["layer"]: row for row in rows if row["setting"] == kind} for kind in ("alone", "others")]
+    for kind in by_kind:
+        p = [stats.t.sf(float(row["change"]) / float(row["standard_error"]), 49) for row in kind.values()]
+        assert [float(row["p_holm"]) for row in kind.values()] == pytest.approx(holm(p), rel=1e-3)
+    assert f"Holm's correction for {len(layers)} layers" in said
     assert "50 val pictures of digits, the trained network" in said and all(layer in said for layer in layers)
     html = (run / "sensitivity.html").read_text()
     assert "<svg" in html and "src=" not in html and 'href="http' not in html and "conv_stem" in html

@@ -19,7 +19,7 @@ from qat.report.plots.filters import ratio
 from qat.report.plots.jitter import worst_layers
 from qat.report.plots.ranges import doublings
 from qat.report.plots.style import PALETTE, look, points_like, quantiles, short
-from qat.report.sensitivity import Cost, cost_bars
+from qat.report.sensitivity import Cost, cost_bars, layer_table
 
 STEPS = [1, 5, 9]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -277,6 +277,13 @@ def test_words_of_a_page_are_escaped():
     failed = picture("<b>", "", lambda: {}["<i>"])
     text = page("<t>", "<s>", [failed, {"title": "without note", "svg": "<svg></svg>"}], [])
     assert "<b>" not in text and "<i>" not in text and "<t>" not in text and "<s>" not in text and "<svg></svg>" in text
+
+
+def test_stars_are_corrected_for_the_number_of_layers():
+    costs = [Cost(kind, f"c{i}", "4/4", 1.0, 0.5, 0.3, 0.1, p) for i, p in enumerate((0.001, 0.04)) for kind in ("alone", "others")]
+    table = layer_table(costs)
+    assert [row[4] for row in table.rows] == [row[8] for row in table.rows] == ["*", ""]  # both are three standard errors above 0
+    assert "p < 0.025" in table.note and "Holm's correction for 2 layers" in table.note
 
 
 def test_names_of_layers_are_no_mathematics_in_the_picture_of_losses():

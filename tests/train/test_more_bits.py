@@ -4,12 +4,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
 import qat
+from qat.cli.more_bits import Search
 from qat.errors import ConfigError, QATError
 from qat.graph.sensitivity import layer_quantizers
-from qat.train.answers import Answers, answers, change
+from qat.report.sensitivity import Cost
+from qat.report.statistics import ONE_SIDED
+from qat.train.answers import Answers, Change, among, answers, change
 from qat.train.data import build_data
 from qat.train.finished_run import FinishedRun
 from qat.train.float_model import cache_path
@@ -176,10 +180,39 @@ def test_answers_and_their_change_by_hand():
     other = Answers(found.losses + torch.tensor([1.0, 2.0, 6.0]), found.right)
     difference = change(found, other)
     assert difference.value == pytest.approx(3) and difference.error == pytest.approx((7 / 3) ** 0.5)
+    assert difference.p == pytest.approx(stats.ttest_rel(other.losses, found.losses, alternative="greater").pvalue)
     assert not difference.significant and change(found, Answers(found.losses + 1, found.right)).significant
-    assert not change(found, found).significant
+    assert not change(found, found).significant and not change(Answers(found.losses + 1, found.right), found).significant
     with pytest.raises(QATError, match="a loss of NaN or Inf on 1 pictures"):
         answers(lambda images: images, [(torch.tensor([[0.0, torch.nan], [0.0, 1.0]]), torch.tensor([0, 0]))], CPU)
+
+
+def test_of_many_layers_that_cost_nothing_hardly_ever_one_has_a_star():
+    generator = torch.Generator().manual_seed(0)
+    starred, alone = 0, 0
+    for _ in range(200):
+        drawn = torch.randn(20, 50, generator=generator, dtype=torch.float64)
+        changes = {str(i): Change(float(x.mean()), float(x.std() / 50**0.5), 50) for i, x in enumerate(drawn)}
+        starred += any(p < ONE_SIDED for p in among(changes).values())
+        alone += any(found.significant for found in changes.values())
+    assert starred / 200 <= 0.025 + 3 * (0.025 * 0.975 / 200) ** 0.5 < 0.3 < alone / 200
+    changes["costs"] = Change(1.0, 0.2, 50)
+    found = among(changes)
+    assert list(found) == list(changes) and found["costs"] == pytest.approx(21 * stats.t.sf(5, 49)) and among({}) == {}
+
+
+def test_the_next_layer_has_a_star_among_the_others_or_alone():
+    costs = [
+        Cost("alone", "noise", "4", 1.0, 1.0, 0.9, 0.3, 0.03),
+        Cost("others", "noise", "4", 1.0, 1.0, 2.0, 0.9, 0.5),
+        Cost("alone", "small", "4", 1.0, 1.0, 0.5, 0.1, 0.001),
+        Cost("others", "small", "4", 1.0, 1.0, 0.0, 0.9, 1.0),
+        Cost("alone", "star", "4", 1.0, 1.0, 0.0, 0.1, 1.0),
+        Cost("others", "star", "4", 1.0, 1.0, 1.0, 0.1, 0.001),
+    ]
+    assert Search(None, [], costs, {}).next_layer(()) == "star"
+    assert Search(None, [], costs[:-1], {}).next_layer(()) == "small"
+    assert Search(None, [], costs[:2], {}).next_layer(()) is None
 
 
 def test_pictures_are_the_same_at_every_call_and_from_all_over_the_split(config):
