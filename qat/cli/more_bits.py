@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,8 +21,6 @@ from qat.train.answers import Answers, among, answers, change
 from qat.train.finished_run import FinishedRun
 from qat.train.more_bits import Rebuilder, Setting, fewest, rules_for, trains, weight_bytes, with_rules
 from qat.whole_file import write_whole
-
-NAME = "more_bits"
 
 
 @dataclass(frozen=True)
@@ -41,14 +40,18 @@ def suggest(
     costs: list[Cost],
     unquantized: Answers,
     share: float,
+    path: Path,
+    network: str,
 ) -> Suggested:
     """Few layers that bring back `share` of what `shipped` loses against `unquantized`; the next one as `Search` says.
 
-    Side effects: writes more_bits.yaml into the run's folder, whole or not at all.
+    Side effects: writes the recipe, whole or not at all.
 
     Args:
         shipped: the run's network, on the device of `rebuild`.
         costs: of all layers, those "alone" sorted, the largest first.
+        path: of the recipe, which is called as its file is.
+        network: what was measured, in words.
     """
     before = answers(shipped, batches, rebuild.device)
     gap = change(unquantized, before)
@@ -64,9 +67,9 @@ def suggest(
         return Suggested("more bits for single layers do not bring the loss down by more than noise: nothing written", table)
     said = summary(start, best, unquantized, share, will_train)
     chosen = {name: search.rules[name] for name in best.layers}
-    written = recipe_of(with_rules(run.config, chosen), NAME, find_recipes())
-    header = header_of(run.config, start, best, unquantized, will_train)
-    write_whole(run.folder / f"{NAME}.yaml", header + written.text)
+    written = recipe_of(with_rules(run.config, chosen), path.stem, find_recipes())
+    header = header_of(run.config, path.stem, network, start, best, unquantized)
+    write_whole(path, header + written.text)
     return Suggested(said, table, written)
 
 
@@ -152,14 +155,14 @@ def summary(start: Setting, best: Setting, unquantized: Answers, share: float, w
     return "\n".join([layers, f"{loss}, {back:.1%} back{short}", f"{accuracy}, {when(will_train)}", weights])
 
 
-def header_of(config: dict[str, Any], start: Setting, best: Setting, unquantized: Answers, will_train: bool) -> str:
+def header_of(config: dict[str, Any], name: str, network: str, start: Setting, best: Setting, unquantized: Answers) -> str:
     """The comment lines that every recipe begins with."""
     losses = f"loss {number(start.answers.loss)} to {number(best.answers.loss)} (unquantized {number(unquantized.loss)})"
     return "\n".join(
         [
             f"# what: {config['recipe'] or 'a job'}, {len(best.layers)} layers at more bits",
-            f"# why: they cost most of what quantization loses: {losses}, {when(will_train)}",
-            f"# command: python train.py recipe={NAME}",
+            f"# why: they cost most of what quantization loses in {network}: {losses}, {when(trains(config))}",
+            f"# command: python train.py recipe={name}",
             "",
         ]
     )

@@ -1,23 +1,24 @@
 """Which layers quantization costs most in a finished run, and which to keep at more bits: `python scripts/sensitivity.py RUN_DIR`.
 
-Writes sensitivity.csv and sensitivity.html into the run's folder and, where more bits for a few layers bring the loss back, the recipe
-more_bits.yaml. docs/sensitivity.md says what the numbers mean.
+Writes sensitivity.csv and sensitivity.html and, where more bits for a few layers bring the loss back, the recipe more_bits.yaml; with
+--before-training their names end in _before_training. docs/sensitivity.md says what the numbers mean.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
 from qat.bars import progress_bar
 from qat.choose import check_name
 from qat.cli.command import OK, add_trust, guarded, positive, print_wide
-from qat.cli.more_bits import NAME, Suggested, suggest
+from qat.cli.more_bits import Suggested, suggest
 from qat.errors import ConfigError
 from qat.graph.sensitivity import ALONE, OTHERS, Readings, layer_quantizers, readings
+from qat.report.compare_files import check_writable
 from qat.report.sensitivity import Cost, by_layer, cells, star, write_costs, write_page
 from qat.report.tables import number
 from qat.train.answers import Answers, among, answers, change
@@ -28,6 +29,8 @@ from qat.train.trainer import evaluation_device
 
 SPLITS = ("val", "test")
 PICTURES = 512
+TRAINED, BEFORE, UNTRAINED = "trained", "before training", "without training"
+NETWORKS = {TRAINED: "the trained network", BEFORE: "the network before training", UNTRAINED: "the network of a run without training"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -49,6 +52,8 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("--share", type=float, default=0.9, help=told)
     told = "of a run that trained: measure the network it started training from, not the trained one"
     parser.add_argument("--before-training", action="store_true", help=told)
+    told = "folder for the files (the run's); made where it is missing"
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=told)
     add_trust(parser)
     return parser
 
@@ -68,6 +73,9 @@ def sensitivity(arguments: argparse.Namespace) -> int:
     rebuild = Rebuilder(run, data, shipped, device, arguments.before_training)
     if arguments.share:
         _ = rebuild.start  # refused here where it is gone, not after the layers are measured
+    network = TRAINED if rebuild.trained else BEFORE if trains(run.config) else UNTRAINED
+    places = Places(arguments.out or arguments.run, "_before_training" if network == BEFORE else "")
+    places.check(with_recipe=bool(arguments.share))
     plain = rebuild.plainly_rounded({})
     if arguments.before_training and trains(run.config):
         shipped = rebuild({})
@@ -76,7 +84,7 @@ def sensitivity(arguments: argparse.Namespace) -> int:
     with progress_bar(shown=True) as bar:
         task = bar.add_task("measuring layers", total=2 + 2 * len(grids))
 
-        def read(network: object) -> Answers:
+        def read(toggled: object) -> Answers:
             found = answers(measured, batches, device)
             bar.advance(task)
             return found
@@ -84,17 +92,49 @@ def sensitivity(arguments: argparse.Namespace) -> int:
         found = readings(measured, read)
     shipped = shipped.to(device)
     costs = costs_of(found, grids, None if plain is None else answers(shipped, batches, device))
-    told = f"{len(found.quantized.losses)} {arguments.split} pictures of {data.options['name']}, {what_is_measured(run.config, rebuild)}"
+    told = f"{len(found.quantized.losses)} {arguments.split} pictures of {data.options['name']}, {NETWORKS[network]}"
     print_costs(arguments.run, told, costs)
-    write_costs(arguments.run / "sensitivity.csv", costs)
-    title, html = f"{run.config['recipe'] or 'job'}: sensitivity", arguments.run / "sensitivity.html"
-    write_page(html, title, told, costs, None)
+    write_costs(places.csv, costs, network)
+    title = f"{run.config['recipe'] or 'job'}: sensitivity{' before training' if network == BEFORE else ''}"
+    subtitle = f"{arguments.run}: {told}"
+    write_page(places.html, title, subtitle, costs, None)
     if arguments.share:
-        suggested = suggest(run, rebuild, shipped, batches, costs, found.unquantized, arguments.share)
-        write_page(html, title, told, costs, suggested.table)
-        print_suggested(arguments.run, suggested)
-    print(f"written: {arguments.run / 'sensitivity.csv'}, {html}")
+        suggested = suggest(run, rebuild, shipped, batches, costs, found.unquantized, arguments.share, places.recipe, NETWORKS[network])
+        write_page(places.html, title, subtitle, costs, suggested.table)
+        print_suggested(places.recipe, suggested)
+    print(f"written: {places.csv}, {places.html}")
     return OK
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the files go; networks that differ have names that differ."""
+
+    folder: Path
+    ending: str
+
+    @property
+    def csv(self) -> Path:
+        return self.folder / f"sensitivity{self.ending}.csv"
+
+    @property
+    def html(self) -> Path:
+        return self.folder / f"sensitivity{self.ending}.html"
+
+    @property
+    def recipe(self) -> Path:
+        return self.folder / f"more_bits{self.ending}.yaml"
+
+    def check(self, with_recipe: bool) -> None:
+        """Make the folder.
+
+        Raises:
+            ConfigError: it cannot be made or written to, or a folder stands where a file goes.
+        """
+        check_writable(self.folder)
+        for path in (self.csv, self.html, *([self.recipe] if with_recipe else [])):
+            if path.is_dir():
+                raise ConfigError(str(path), "a folder in the place of a file", "a file, or nothing", "Move it, or give --out FOLDER.")
 
 
 def pictures_asked(arguments: argparse.Namespace, data: ImageData) -> int:
@@ -108,12 +148,6 @@ def pictures_asked(arguments: argparse.Namespace, data: ImageData) -> int:
         expected = f"2 to {held}, as many as the {arguments.split} split has"
         raise ConfigError("--pictures", str(asked), expected, "Leave it out, or measure on the other --split.")
     return asked
-
-
-def what_is_measured(config: dict[str, Any], rebuild: Rebuilder) -> str:
-    if rebuild.trained:
-        return "the trained network"
-    return "the network before training" if trains(config) else "the network of a run without training"
 
 
 def costs_of(found: Readings[Answers], grids: dict[str, str], shipped: Answers | None) -> list[Cost]:
@@ -154,8 +188,8 @@ def print_costs(folder: Path, told: str, costs: list[Cost]) -> None:
     print(star(len(layers)))
 
 
-def print_suggested(folder: Path, suggested: Suggested) -> None:
-    """What was tried and what came out, in words and as a recipe."""
+def print_suggested(path: Path, suggested: Suggested) -> None:
+    """What was tried and what came out, in words and as a recipe, which is at `path`."""
     if suggested.table is not None:
         table = Table(*suggested.table.columns, box=None, pad_edge=False, header_style="bold")
         for row in suggested.table.rows:
@@ -164,7 +198,6 @@ def print_suggested(folder: Path, suggested: Suggested) -> None:
         print(suggested.table.note)
     print(suggested.said)
     if suggested.written is not None:
-        path = folder / f"{NAME}.yaml"
-        print(f"written: {path}; cp {path} recipes/ && python train.py recipe={NAME}")
+        print(f"written: {path}; cp {path} recipes/ && python train.py recipe={path.stem}")
         if suggested.written.command:
             print(f"the same: {suggested.written.command}")

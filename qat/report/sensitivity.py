@@ -15,7 +15,7 @@ from qat.report.statistics import ONE_SIDED
 from qat.report.tables import Table, number
 from qat.whole_file import write_whole
 
-COLUMNS = ["setting", "layer", "grids", "loss", "accuracy", "change", "standard_error", "p_holm"]
+COLUMNS = ["network", "setting", "layer", "grids", "loss", "accuracy", "change", "standard_error", "p_holm"]
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Cost:
         ]
 
 
-def write_costs(path: Path, costs: list[Cost]) -> None:
-    """Write the CSV, whole or not at all."""
+def write_costs(path: Path, costs: list[Cost], network: str) -> None:
+    """Write the CSV, whole or not at all; each row says which network was measured."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows([[f"{x:.6g}" if isinstance(x, float) else x for x in cost.row()] for cost in costs])
+    writer.writerows([[network, *(f"{x:.6g}" if isinstance(x, float) else x for x in cost.row())] for cost in costs])
     write_whole(path, text.getvalue())
 
 

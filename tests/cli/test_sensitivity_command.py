@@ -1,9 +1,12 @@
 """scripts/sensitivity.py on runs of the main command."""
 
 import csv
+import errno
 import json
+import os
 import shlex
 import shutil
+import tempfile
 
 import pytest
 import torch
@@ -35,8 +38,8 @@ def rounded(tmp_path_factory):
     return folder
 
 
-def rows_of(folder):
-    with (folder / "sensitivity.csv").open() as file:
+def rows_of(folder, ending=""):
+    with (folder / f"sensitivity{ending}.csv").open() as file:
         return list(csv.DictReader(file))
 
 
@@ -69,6 +72,47 @@ def test_losses_are_those_of_the_network(run, monkeypatch, capsys):
     assert not (run / "more_bits.yaml").exists() and not list(run.glob("*.part"))
 
 
+def test_networks_that_differ_have_files_that_differ(run, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(run.parents[2])
+    before = {path: path.stat().st_mtime_ns for path in run.iterdir()}
+    out = tmp_path / "new" / "folder"
+    words = [str(run), "--pictures", "20", "--share", "0", "--out", str(out)]
+    assert sensitivity.main(words) == sensitivity.main([*words, "--before-training"]) == 0
+    trained, start = (rows_of(out, ending) for ending in ("", "_before_training"))
+    assert {row["network"] for row in trained} == {"trained"} and {row["network"] for row in start} == {"before training"}
+    assert trained[1]["loss"] != start[1]["loss"] and float(start[1]["accuracy"]) >= 0
+    pages = [(out / f"sensitivity{ending}.html").read_text() for ending in ("", "_before_training")]
+    assert f"{run}: 20 val pictures of digits, the trained network" in pages[0] and "the network before training" in pages[1]
+    assert "sensitivity before training</h1>" in pages[1] and len(list(out.iterdir())) == 4
+    assert f"written: {out / 'sensitivity_before_training.csv'}" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in run.iterdir()} == before
+    assert sensitivity.Places(out, "_before_training").recipe == out / "more_bits_before_training.yaml"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "--out {run}: found a folder that cannot be written to (Read-only file system)"),
+        (["--out", "file"], "--out file: found a folder that cannot be written to"),
+        (["--out", "taken"], "more_bits.yaml: found a folder in the place of a file; expected a file, or nothing."),
+    ],
+)
+def test_places_that_cannot_be_written_to_are_told_before_the_work(run, monkeypatch, tmp_path, capsys, words, expected):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "taken" / "more_bits.yaml").mkdir(parents=True)
+    monkeypatch.setattr(sensitivity, "readings", lambda *_: pytest.fail("measured"))
+    if not words:  # as root every folder can be written to
+
+        def refuse(**_):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    assert sensitivity.main([str(run), *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and expected.format(run=run) in line and "give --out FOLDER." in line.replace("Give", "give")
+
+
 def test_a_gap_within_noise_writes_no_recipe(run, monkeypatch, capsys):
     monkeypatch.chdir(run.parents[2])
     assert sensitivity.main([str(run), "--split", "test", "--pictures", "40"]) == 0
@@ -87,6 +131,7 @@ def test_the_recipe_gives_what_was_measured(rounded, monkeypatch, capsys):
     shutil.copy(rounded / "more_bits.yaml", place / "recipes")
     header = read_header((rounded / "more_bits.yaml").read_text())
     assert set(header) == {"what", "why", "command"} and header["command"] == "python train.py recipe=more_bits"
+    assert "of what quantization loses in the network of a run without training: loss" in header["why"]
 
     (line,) = [line for line in said.splitlines() if line.startswith("more bits for ") and ":" in line]
     layers = line.partition(": ")[2].split(", ")
