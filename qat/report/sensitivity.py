@@ -6,16 +6,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from qat.report.html import page
-from qat.report.plots import FLOAT, INK, ROUNDED, to_svg
-from qat.report.plots.style import short
+from qat.report.html import page, picture
+from qat.report.plots.style import (
+    FLOAT,
+    INK,
+    ROUNDED,
+    ROW,
+    TEXT,
+    figure_of,
+    legend_below,
+    list_layers,
+    rows_height,
+    tidy,
+    to_svg,
+)
 from qat.report.statistics import ONE_SIDED
 from qat.report.tables import Table, number
 from qat.whole_file import write_whole
 
 COLUMNS = ["network", "setting", "layer", "grids", "loss", "accuracy", "change", "standard_error", "p_holm"]
+ALONE_AND_OTHERS = "Alone: with this layer alone quantized, against nothing. Others: with everything quantized, against all but this layer."
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,7 @@ def write_page(path: Path, title: str, subtitle: str, costs: list[Cost], steps: 
     """
     whole = [[c.setting, number(c.loss), f"{c.accuracy:.4f}"] for c in costs if not c.layer]
     tables = [Table("The whole network", ["", "loss", "accuracy"], whole), *([steps] if steps else []), layer_table(costs)]
-    pictures = [{"title": "What each layer's quantizers cost", "svg": cost_bars(costs)}]
+    pictures = [picture("What each layer's quantizers cost", f"{ALONE_AND_OTHERS} Lines: two standard errors.", lambda: cost_bars(costs))]
     write_whole(path, page(title, subtitle, pictures, tables))
 
 
@@ -87,8 +97,7 @@ def layer_table(costs: list[Cost]) -> Table:
     """A row for each layer; a star where the loss rises by more than noise."""
     rows = [[layer, alone.grids, *cells(alone), *cells(others)] for layer, alone, others in by_layer(costs)]
     heads = [*("loss alone", "s.e.", "", "accuracy"), *("loss others", "s.e.", "", "accuracy")]
-    note = "Alone: with this layer alone quantized, against nothing. Others: with everything quantized, against all but this layer."
-    return Table("Layers", ["layer", "bits", *heads], rows, f"{note} {star(len(rows))}")
+    return Table("Layers", ["layer", "bits", *heads], rows, f"{ALONE_AND_OTHERS} {star(len(rows))}")
 
 
 def star(layers: int) -> str:
@@ -106,20 +115,18 @@ def cells(cost: Cost) -> list[str]:
 def cost_bars(costs: list[Cost]) -> str:
     """Two bars a layer with two standard errors, alone and others, from the top in the order of `costs`."""
     rows = by_layer(costs)
-    figure = Figure(figsize=(8, 1.2 + 0.3 * len(rows)), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = figure_of(rows_height(len(rows)) + 2 * ROW)
     for shift, colour, label, costs in (
         (-0.2, ROUNDED, "alone", [alone for _, alone, _ in rows]),
-        (0.2, FLOAT, "against all others", [others for *_, others in rows]),
+        (0.2, FLOAT, "others", [others for *_, others in rows]),
     ):
         places = [place + shift for place in range(len(rows))]
         ends = [2 * (cost.error or 0) for cost in costs]
         values = [cost.change or 0 for cost in costs]
         axes.barh(places, values, xerr=ends, height=0.38, color=colour, label=label, ecolor=INK, error_kw={"linewidth": 0.8})
-    axes.set_yticks(range(len(rows)), [short(layer) for layer, *_ in rows], fontsize=8)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.axvline(0, color=INK, linewidth=0.8)
-    axes.set_xlabel("rise of the loss (cross-entropy); lines: two standard errors", fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.set_xlabel("increase of the loss", fontsize=TEXT)
+    tidy(axes)
+    list_layers(axes, [layer for layer, *_ in rows])
+    legend_below(figure, axes, columns=2)
     return to_svg(figure)

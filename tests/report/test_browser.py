@@ -11,6 +11,7 @@ from fake_runs import LAYERS, SETTINGS, write_comparison, write_run
 from PIL import Image
 
 from qat.cli.compare import compare
+from qat.report.sensitivity import Cost, write_page
 
 network = test_html.network  # a fixture
 PHONE, DESKTOP = 390, 1200
@@ -88,6 +89,16 @@ def test_a_comparison_fits_the_screen(browser, comparison, width):
 @pytest.mark.parametrize("width", [PHONE, DESKTOP])
 def test_a_report_fits_the_screen(browser, report, width):
     assert len(check(browser, report, width)) >= 3
+
+
+@pytest.mark.parametrize("width", [PHONE, DESKTOP])
+def test_what_layers_cost_fits_the_screen(browser, tmp_path, width):
+    names = [f"a_very_long.qualified.name_of.a_layer.{i}" for i in range(65)]
+    layers = [Cost(kind, name, "4/4", 1.0, 0.5, 0.3, 0.1, 0.001) for name in names for kind in ("alone", "others")]
+    whole = [Cost("unquantized", "", "", 0.2, 0.9), Cost("quantized", "", "", 1.2, 0.5)]
+    write_page(tmp_path / "sensitivity.html", "recipe: sensitivity", "a/run/folder: 512 pictures", [*whole, *layers], None)
+    assert len(check(browser, tmp_path / "sensitivity.html", width)) == 1
+    assert min(browser.ask(LETTERS)) >= 8
 
 
 def test_the_checks_see_a_page_that_is_wrong(browser, tmp_path):

@@ -140,10 +140,20 @@ def test_bars_keep_the_order_of_the_network_and_sort_losses(layers):
     assert next(word for word in texts(alone_picture({"run": layers, "other": other})) if word.startswith("layer")) == "layer03"
 
 
-@pytest.mark.parametrize("section", PICTURES)
+def costs_of(names):
+    """A row of each kind for every name."""
+    return [
+        Cost(kind, name, "4/4", 1.0, 0.5, -0.2 if i % 3 else 1.5, 0.1, 1.0) for i, name in enumerate(names) for kind in ("alone", "others")
+    ]
+
+
+@pytest.mark.parametrize("section", [*PICTURES, "costs"])
 def test_text_is_readable_on_a_phone(layers, section):
     """390 pixels less the margins: no letter below 8 pixels, and no more than 7 inches on a desk."""
-    svg = PICTURES[section]({"run": layers})
+    if section == "costs":
+        svg = cost_bars(costs_of(f"a_very_long.qualified.name_of.a_layer.{i}" for i in range(65)))
+    else:
+        svg = PICTURES[section]({"run": layers})
     width = float(re.search(r'viewBox="0 0 ([\d.]+)', svg)[1])
     assert width < 7 * 72
     sizes = [float(size) for size in re.findall(r"font(?:-size)?: ?([\d.]+)px", svg)]
@@ -287,5 +297,4 @@ def test_stars_are_corrected_for_the_number_of_layers():
 
 
 def test_names_of_layers_are_no_mathematics_in_the_picture_of_losses():
-    costs = [Cost(setting, "c$x_{$1", "W8A8", 1.0, 0.5, 0.2, 0.1) for setting in ("alone", "others")]
-    assert "c$x_{$1" in cost_bars(costs)
+    assert "c$x_{$1" in cost_bars(costs_of(["c$x_{$1"]))
