@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from qat.train.seeds import split_seed
 RECIPES = find_recipes(packaged("recipes"))
 NAMES = sorted(runnable(RECIPES))
 STRATEGIES = {"naive", "moving_average", "frozen", "batch_renorm", "bn_correction", "single_pass", "static", "scale_merge"}
+STUDY = ["compare_cifar_mbv1", "compare_cifar_mbv1_per_tensor", "compare_cifar_resnet18"]
 OPTIONS = sorted((path.parent.name, path.stem) for path in packaged("configs").glob("*/*.yaml"))
 
 
@@ -44,7 +46,7 @@ def test_recipe_is_valid_and_is_what_its_header_and_the_table_say(composer, name
 
 def test_sweeps_among_the_recipes():
     """Each wants a test of its jobs."""
-    assert [name for name in NAMES if sweep_of(name, RECIPES) is not None] == ["compare_fold"]
+    assert [name for name in NAMES if sweep_of(name, RECIPES) is not None] == [*STUDY, "compare_fold"]
 
 
 def test_compare_fold_covers_every_strategy_from_one_float_network(composer):
@@ -55,6 +57,17 @@ def test_compare_fold_covers_every_strategy_from_one_float_network(composer):
     assert len({cache_path(job.config) for job in plan.jobs.values()}) == 1
     assert {split_seed(job.config) for job in plan.jobs.values()} == {0}
     assert [cell for cell, _ in plan.impossible] == [f"scale_merge {bits}_per_tensor" for bits in ("w8a8", "w4a8", "w4a4")]
+
+
+@pytest.mark.parametrize("name", STUDY)
+def test_the_study_starts_every_job_from_one_float_network(composer, name):
+    whole = section_of(name, sweep_of(name, RECIPES), composer)
+    plan = plan_of(replace(whole, over={**whole.over, "fold": ["bn_correction", "static"]}), composer)
+    assert not plan.impossible and len(plan.cells) == 2 * len(whole.over["quant"]) and plan.seeds == [0, 1, 2]
+    assert len({cache_path(job.config) for job in plan.jobs.values()}) == 1
+    assert {split_seed(job.config) for job in plan.jobs.values()} == {0}
+    assert {job.config["ptq"]["equalize"] for job in plan.jobs.values()} == {name.endswith("mbv1_per_tensor")}
+    assert STRATEGIES - set(whole.over["fold"]) == ({"scale_merge"} if name.endswith("per_tensor") else set())
 
 
 @pytest.mark.parametrize("group, option", OPTIONS)

@@ -1,5 +1,8 @@
 """The parts of a sweep by themselves: words, names, estimates, and what is said."""
 
+import shlex
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +12,7 @@ from qat.cli.recipes import find_recipes
 from qat.cli.sweep_plan import folder_name
 from qat.cli.sweep_progress import about, job_line, job_seconds, seconds_left, status_line
 from qat.cli.sweep_section import plain
-from qat.cli.words import word
+from qat.cli.words import resume_words, word
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +30,13 @@ def test_a_value_survives_the_command_line(composer, value):
     (override,) = composer.parse([word("model.options.x", value)])
     found = plain(override.value())
     assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize("folder", ["runs/mini/2026-01-02_03-04-05", "/tmp/run", "a folder/it's", "x=1,y"])
+def test_the_hint_to_go_on_can_be_pasted_into_a_shell(composer, folder):
+    (word,) = shlex.split(resume_words(Path(folder)))
+    (override,) = composer.parse([word])
+    assert override.key_or_group == "resume" and Path(plain(override.value())) == Path(folder)
 
 
 @given(a=st.text(max_size=12), b=st.text(max_size=12))
