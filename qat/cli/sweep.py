@@ -12,7 +12,7 @@ from qat.cli.recipes import sweep_of
 from qat.cli.sweep_comparison import asked_of
 from qat.cli.sweep_folder import SWEEP, held, new_folder, read_sweep, what_is_swept, write_sweep
 from qat.cli.sweep_plan import Plan, plan_of
-from qat.cli.sweep_resume import PLACES, resumed_sweep
+from qat.cli.sweep_resume import NOT_OF_JOBS, resumed_sweep
 from qat.cli.sweep_run import SweepRun
 from qat.cli.sweep_section import changed, command_of, section_of
 from qat.errors import ConfigError
@@ -45,7 +45,7 @@ def obey_sweep(words: list[str], arguments: argparse.Namespace, composer: Compos
     overrides = composer.parse(arguments.overrides)
     _refuse_other_ways(overrides, arguments.multirun)
     given = {override.key_or_group: override for override in overrides}
-    others = [override for override in overrides if override.key_or_group not in PLACES]
+    others = [override for override in overrides if override.key_or_group not in NOT_OF_JOBS]
     began: Path | None
     if "resume" in given:
         began, plan, run_root = resumed_sweep(given, others, composer)
@@ -108,7 +108,7 @@ def _refuse_other_ways(overrides: list[Override], multirun: bool) -> None:
     if multirun:
         raise ConfigError("-m", "a sweep recipe", "recipes of one run: a sweep recipe runs all its jobs by itself", "Leave out -m.")
     for override in overrides:
-        if override.key_or_group in PLACES and override.is_sweep_override():
+        if override.key_or_group in NOT_OF_JOBS and override.is_sweep_override():
             raise ConfigError(override.key_or_group, "several values", "one", "Give one.")
 
 

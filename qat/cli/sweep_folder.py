@@ -13,7 +13,7 @@ from yaml import YAMLError
 from qat.cli.compose import leaves
 from qat.cli.resume import value_at
 from qat.cli.run_folder import stamp
-from qat.cli.sweep_plan import Job, Plan, identity_key
+from qat.cli.sweep_plan import PLACES, Job, Plan, identity_key
 from qat.cli.sweep_section import Section
 from qat.errors import ConfigError
 from qat.report.result import NAME, read_result
@@ -89,7 +89,7 @@ class Jobs:
             if job.key not in self._known and job.name in configs:
                 old = configs[job.name]
                 other = [key for key in leaves({**job.config, "resume": None}) if value_at(old, key) != value_at(job.config, key)]
-                found = f"other values of {', '.join(key for key in other if key not in ('resume', 'run_root'))}"
+                found = f"other values of {', '.join(key for key in other if key not in PLACES)}"
                 raise ConfigError(str(self.root / job.name), found, "those of the sweep", "Start a sweep of its own with sweep.new=true.")
 
     def of(self, job: Job) -> Path:

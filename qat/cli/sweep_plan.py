@@ -15,7 +15,7 @@ from qat.errors import ConfigError
 from qat.train.config import validate
 from qat.train.problems import not_possible
 
-_PLACES = ("resume", "run_root")  # where a job is kept, which does not make it another one
+PLACES = ("resume", "run_root")  # where a job is kept, which does not make it another one
 _LONGEST_NAME = 120
 
 
@@ -85,7 +85,7 @@ class Plan:
 
 def identity_key(config: dict[str, Any]) -> str:
     """What tells one job from another, wherever it is kept."""
-    return json.dumps({key: value for key, value in config.items() if key not in _PLACES}, sort_keys=True)
+    return json.dumps({key: value for key, value in config.items() if key not in PLACES}, sort_keys=True)
 
 
 def said(values: dict[str, Any], groups: Any) -> str:

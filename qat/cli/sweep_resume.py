@@ -9,12 +9,12 @@ from hydra.core.override_parser.types import Override
 from qat.cli.compose import Composer, leaves
 from qat.cli.resume import value_at
 from qat.cli.sweep_folder import SWEEP, read_sweep
-from qat.cli.sweep_plan import Plan, plan_of
+from qat.cli.sweep_plan import PLACES, Plan, plan_of
 from qat.cli.sweep_section import changed, plain, section_of
 from qat.errors import ConfigError
 from qat.train.recorded import require_own
 
-PLACES = ("recipe", "resume", "run_root")  # words that say what to run or where, not what a job is
+NOT_OF_JOBS = ("recipe", *PLACES)  # words that say what to run or where, not what a job is
 
 
 def resumed_sweep(given: dict[str, Override], others: list[Override], composer: Composer) -> tuple[Path, Plan, str]:
@@ -32,7 +32,7 @@ def resumed_sweep(given: dict[str, Override], others: list[Override], composer: 
     if other:
         raise ConfigError("resume", f"other values of {', '.join(other)}", where, todo)
     for word in composer.parse(recorded["words"]):
-        if word.key_or_group.partition(".")[0] in (*PLACES, "sweep"):
+        if word.key_or_group.partition(".")[0] in (*NOT_OF_JOBS, "sweep"):
             found = f"{word.key_or_group} among its words"
             raise ConfigError(str(folder / SWEEP), found, "words of a job", "Look at who wrote this file.")
     composer.check(composer.parse([f"recipe={recipe}"]))

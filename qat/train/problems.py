@@ -54,7 +54,8 @@ class Problems:
         if isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high and value < float("inf"):
             return True
         kind = "a whole number" if whole else "a number"
-        span = f"{kind} from {low:g} to {high:g}" if high < float("inf") else f"{kind}, {low:g} or more"
+        low_text, high_text = (f"{end:.0f}" if whole else f"{end:g}" for end in (low, high))
+        span = f"{kind} from {low_text} to {high_text}" if high < float("inf") else f"{kind}, {low_text} or more"
         self.add(where, repr(value), span, f"Change {where}.")
         return False
 
