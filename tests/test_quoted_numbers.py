@@ -77,6 +77,6 @@ def test_an_interval_is_quoted_where_there_are_several_seeds(tmp_path):
     results = kept_results(tmp_path / "run")
     half = "0.0497"  # 4.3027 * 0.02 / sqrt(3)
     assert quote(results) == (
-        f"float 0.9500 ± 0.0000, ptq 0.5000 ± 0.0000, fake-quant 0.9200 ± {half}, integer 0.9200 ± {half} (seeds 0, 1, 2)"
+        f"float 0.9500 (equal), ptq 0.5000 (equal), fake-quant 0.9200 ± {half}, integer 0.9200 ± {half} (seeds 0, 1, 2)"
     )
     assert accuracies(results[:1])["integer"].half is None and quote(results[:1]).endswith("integer 0.9000 (seed 0)")

@@ -66,6 +66,7 @@ def test_ratios_are_of_rounds():
     assert Spread.of([3.0]) == Spread(3.0, 3.0, 3.0)
 
 
+@pytest.mark.slow
 def test_training_steps_of_strategies_and_other_libraries(tmp_path, capsys, monkeypatch):
     def missing(model, x):
         raise ImportError("not here\nat all")

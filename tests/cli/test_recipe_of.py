@@ -27,10 +27,15 @@ def same(found, wanted):
     [
         ([], []),
         (["quant=w4a4_per_tensor", "seed=3", "run_root=elsewhere"], ["override /quant: w4a4_per_tensor", "seed: 3"]),
-        (["model.options.width=0.5", "model.options.act_layer=relu6", "data.mean=[0.1]", "data.root='a b/c'"], ["width: 0.5", "a b/c"]),
-        (["fold=batch_renorm", "fold.options.r_max=2", "trainer.max_epochs=0", "fold.freeze=null"], ["override /fold: batch_renorm"]),
-        (["quant.overrides={conv_stem:{weight:{bits:4}}}", "quant.delay=0.25", "target=ort_x86", "optim=adam"], ["override /optim: adam"]),
-        (["data.image_size=16", "float_training.optim.lr=1e-2", "ptq.equalize=true"], ["image_size: 16"]),
+        (
+            ["model.options.width=0.5", "model.options.act_layer=relu6", "data.root='a b/c'", "fold=batch_renorm", "fold.options.r_max=2"],
+            ["width: 0.5", "a b/c", "override /fold: batch_renorm"],
+        ),
+        (
+            ["quant.overrides={conv_stem:{weight:{bits:4}}}", "target=ort_x86", "optim=adam", "fold.freeze=null", "data.mean=[0.1]"],
+            ["override /optim: adam"],
+        ),
+        (["data.image_size=16", "float_training.optim.lr=1e-2", "ptq.equalize=true", "trainer.max_epochs=0"], ["image_size: 16"]),
     ],
 )
 def test_recipe_and_words_lead_to_the_configuration(here, write_recipe, words, parts):

@@ -93,7 +93,7 @@ def test_networks_that_differ_have_files_that_differ(run, monkeypatch, tmp_path,
     ("words", "expected"),
     [
         ([], "--out {run}: found a folder that cannot be written to (Read-only file system)"),
-        (["--out", "file"], "--out file: found a folder that cannot be written to"),
+        (["--out", "file"], "--out file: found a file; expected a folder"),
         (["--out", "taken"], "more_bits.yaml: found a folder in the place of a file; expected a file, or nothing."),
     ],
 )

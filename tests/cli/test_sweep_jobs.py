@@ -12,6 +12,7 @@ from qat.train.qat_training import RunCheckpoint
 MINI = """defaults: [base/mbv1]
 float_training: {seed: 0, max_epochs: 1}
 data: {split_seed: 0, image_size: 16}
+report: {moments: 0, pictures: 0}
 model: {options: {width: 0.25}}
 trainer: {max_epochs: 2, limit_train_batches: 4}
 sweep: {over: {fold: [static], seed: [0, 1]}, baseline: static}

@@ -100,7 +100,7 @@ sweep:
   over: {fold: [naive, static], seed: [0, 1]}
   tune: {optim.lr: [0.1, 0.2]}
 """
-FEW = ["whole", "job 6", "after config.yaml 6", "before tuned.json 1", "before result.json 6"]
+FEW = ["whole", "after config.yaml 6", "before tuned.json 1", "before result.json 6"]
 JOBS = [*(f"{fold}-seed0-optim.lr={lr}" for fold in ("naive", "static") for lr in (0.1, 0.2))]
 JOBS += [f"{fold}-seed1-optim.lr=0.2" for fold in ("naive", "static")]
 

@@ -81,7 +81,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", ["resnet18", *(pytest.param(name, marks=pytest.mark.slow) for name in list(NETWORKS)[1:])])
 def test_onnxruntime_fuses_every_convolution_and_addition(name, tmp_path):
     model, x = NETWORKS[name](), torch.randn(2, 3, 64, 64)
     integers = converted(model, x)

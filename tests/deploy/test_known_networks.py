@@ -70,7 +70,7 @@ def test_norms_that_depend_on_each_input_are_left_with_that_reason():
     assert len(report.left) == 3 and all("depends on each input" in reason for _, reason in report.left)
 
 
-@pytest.mark.parametrize(("source", "name"), [("timm", "resnet18"), ("torchvision", "mobilenet_v2")])
+@pytest.mark.parametrize(("source", "name"), [("timm", "resnet18"), pytest.param("torchvision", "mobilenet_v2", marks=pytest.mark.slow)])
 def test_a_known_network_runs_as_a_file(source, name, tmp_path):
     x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     prepared = qat.prepare(build(source, name).eval(), (x,))

@@ -73,7 +73,7 @@ def build(steps, seed, target):
     return prepared, qat.convert(prepared)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(STEPS, st.integers(0, 5), GRIDS, st.sampled_from(["float", "fixed"]))
 def test_convert_equals_integers_alone(steps, seed, target, multipliers):
     _, converted = build(steps, seed, target)
@@ -81,7 +81,7 @@ def test_convert_equals_integers_alone(steps, seed, target, multipliers):
     assert report.max_lsb <= 1 and report.identical >= 0.999, f"{steps}\n{report}"
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(STEPS, st.integers(0, 5), GRIDS)
 def test_the_trained_network_equals_convert(steps, seed, target):
     prepared, converted = build(steps, seed, target)
@@ -89,7 +89,7 @@ def test_the_trained_network_equals_convert(steps, seed, target):
     assert report.max_lsb <= 1 and report.identical >= 0.999, f"{steps}\n{report}"
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(STEPS, st.integers(0, 5), st.sampled_from(["ort_vnni", "ort_x86"]))
 def test_the_file_equals_convert(tmp_path_factory, steps, seed, target):
     _, converted = build(steps, seed, target)

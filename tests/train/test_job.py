@@ -103,7 +103,13 @@ def test_what_the_float_network_depends_on(config, change, same):
     assert (cache_path(config) == before) is same
 
 
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "bn_correction"])
+# one that follows the batch, one without a BatchNorm, one that merges into scales; the layers of all are tested by themselves
+SOON = ("batch_renorm", "static", "scale_merge")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in SOON else pytest.mark.slow) for name in STRATEGIES if name != "bn_correction"]
+)
 def test_every_strategy(config, tmp_path, name):
     config["fold"]["name"] = name
     config["float_training"]["max_epochs"] = config["trainer"]["max_epochs"] = 1
@@ -134,7 +140,7 @@ def press_ctrl_c(monkeypatch, step, epochs):
     monkeypatch.setattr(Classifier, "training_step", training_step)
 
 
-@pytest.mark.parametrize("step", [4, 9, 11])
+@pytest.mark.parametrize("step", [pytest.param(4, marks=pytest.mark.slow), 9, pytest.param(11, marks=pytest.mark.slow)])
 def test_stopped_and_resumed_gives_the_same_result(config, tmp_path, monkeypatch, step):
     whole = run_job(config, folder(tmp_path, "whole"))
     with monkeypatch.context() as patch:
