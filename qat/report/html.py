@@ -63,7 +63,6 @@ def grids_of(result: dict[str, Any]) -> str:
 
 def layer_pictures(layers: dict[str, Any], freeze_step: int | None, trained: bool) -> list[dict[str, str]]:
     """Pictures of a run's layers.json."""
-    run, freeze = {"run": layers}, {"run": freeze_step}
     no_moments = "Not recorded in this run (report.moments=60 records it)." if trained else "This run had no training."
     no_pictures = "Not measured in this run (report.pictures=256 measures it)."
     return [
@@ -71,38 +70,38 @@ def layer_pictures(layers: dict[str, Any], freeze_step: int | None, trained: boo
             "Jitter of the integer weights",
             "Share of a layer's weight codes in the training forward that changed from one batch to the next. What batch statistics move "
             "is noise to the optimizer; it ends at the freeze.",
-            lambda: jitter_picture(run, freeze),
+            lambda: jitter_picture(layers, freeze_step),
             no_moments,
         ),
         picture(
             "Scales of the weights over time",
             "The largest scale of each folded weight against its first, as it would have been shipped then; the dotted line is the freeze.",
-            lambda: ranges_picture(run, freeze),
+            lambda: ranges_picture(layers, freeze_step),
             no_moments,
         ),
         picture(
             "Scales of the activations over time",
             "The same of each activation tensor, at the nodes of the prepared graph.",
-            lambda: ranges_picture(run, freeze, "activations"),
+            lambda: ranges_picture(layers, freeze_step, "activations"),
             no_moments,
         ),
         picture(
             "Ranges of the filters, before and after folding",
             "All filters of a layer in units of its median filter: thin from the smallest to the largest, thick over the middle half. The "
             "number is the largest after folding: with one scale a tensor a median filter has so many times fewer steps.",
-            lambda: filters_picture(run),
+            lambda: filters_picture(layers),
         ),
         picture(
             "Noise of each tensor",
             "Energy of the unquantized network's tensor over that of the difference to the integers, 6 dB a bit. Behind each layer and its "
             "activation, in the order of the network; tensors without any noise are left out.",
-            lambda: sqnr_picture(run),
+            lambda: sqnr_picture(layers),
             no_pictures,
         ),
         picture(
             "Layers that cost the most",
             "Increase of the loss on validation pictures with this layer alone quantized, its weight and its output.",
-            lambda: alone_picture(run),
+            lambda: alone_picture(layers),
             no_pictures,
         ),
     ]

@@ -1,6 +1,6 @@
 """The pictures of reports as inline SVG, drawn without a display and without pyplot's global state; a file for each subject.
 
-Those of layers.json take runs by label and give "" where there is nothing to draw. A comparison shows means over seeds
+Those of layers.json take one run's content and give "" where there is nothing to draw. A comparison shows means over seeds
 and has its own (`qat.report.compare_plots`, `compare_layer_plots`).
 """
 

@@ -12,52 +12,40 @@ from qat.report.plots.style import (
     SMALL,
     TEXT,
     figure_of,
-    in_order,
     legend_below,
     list_layers,
     numbers,
-    points_like,
-    present,
     rows_height,
-    short,
     tidy,
     to_svg,
 )
 
 
-def filters_picture(runs: dict[str, dict[str, Any]]) -> str:
+def filters_picture(layers: dict[str, Any]) -> str:
     """Largest |w| of the filters of each layer, in units of the layer's median filter; filters of zeros alone are left out.
 
-    A single run: for its own weights and for the folded ones a line over all filters, thick over their middle half, a point at the
-    largest, whose ratio after folding is written beside it. Several: the largest after folding alone.
+    For the layer's own weights and for the folded ones a line over all filters, thick over their middle half, a point at the
+    largest, whose ratio after folding is written beside it.
 
     Args:
-        runs: content of layers.json by label.
+        layers: content of layers.json.
 
     Returns:
-        SVG; "" where no run has filters.
+        SVG; "" where there are no filters.
     """
-    found = present(runs, "filters")
-    if not found:
+    filters = layers.get("filters")
+    if not filters:
         return ""
-    names = in_order(found)
-    single = len(found) == 1
-    figure, axes = figure_of(rows_height(len(names)) + (0.4 if single else 0.17 * len(found)) + (0.1 * len(names) if single else 0))
-    if single:
-        ((_, filters),) = found.items()
-        for kind, shift, colour, shape in (("before", -0.17, PALETTE[1], "D"), ("after", 0.17, ROUNDED, "o")):
-            _spreads(axes, [filters[name].get(kind) for name in names], shift, colour, shape, f"{kind} folding")
-        _say_ratios(axes, [ratio(filters[name]["after"]) for name in names])
-    else:
-        for i, (label, filters) in enumerate(found.items()):
-            places = [(ratio(filters[name]["after"]), row) for row, name in enumerate(names) if name in filters]
-            axes.scatter(*zip(*places), s=14, label=short(label, 48), **points_like(i))
+    figure, axes = figure_of(rows_height(len(filters)) + 0.4 + 0.1 * len(filters))
+    for kind, shift, colour, shape in (("before", -0.17, PALETTE[1], "D"), ("after", 0.17, ROUNDED, "o")):
+        _spreads(axes, [own.get(kind) for own in filters.values()], shift, colour, shape, f"{kind} folding")
+    _say_ratios(axes, [ratio(own["after"]) for own in filters.values()])
     axes.axvline(1, color=FLOAT, linewidth=0.8)
     axes.set_xscale("log")
     axes.set_xlabel("largest |w| of a filter / median filter", fontsize=TEXT)
     tidy(axes)
-    list_layers(axes, names)
-    legend_below(figure, axes, 2 if single else 1)
+    list_layers(axes, list(filters))
+    legend_below(figure, axes, 2)
     return to_svg(figure)
 
 

@@ -11,10 +11,8 @@ from qat.report.plots.style import (
     TEXT,
     figure_of,
     legend_below,
-    look,
     mark_freeze,
     numbers,
-    present,
     quantiles,
     short,
     tidy,
@@ -24,32 +22,27 @@ from qat.report.plots.style import (
 WORST = 4  # layers drawn by name
 
 
-def jitter_picture(runs: dict[str, dict[str, Any]], freeze: dict[str, int | None] | None = None) -> str:
-    """Median over layers and the band of their middle 80 %; of a single run also the share of the statistics and the worst layers by name.
+def jitter_picture(layers: dict[str, Any], freeze: int | None = None) -> str:
+    """Median over layers and the band of their middle 80 %, the share of the statistics, and the worst layers by name.
 
     Args:
-        runs: content of layers.json by label.
-        freeze: step of the freeze by label; marked for a single run.
+        layers: content of layers.json.
+        freeze: step of the freeze, which is marked.
 
     Returns:
-        SVG; "" where no run has jitter.
+        SVG; "" where no jitter was recorded.
     """
-    found = {label: part for label, part in present(runs, "jitter").items() if part["steps"] and part["layers"]}
-    if not found:
+    part = layers.get("jitter")
+    if not part or not part["steps"] or not part["layers"]:
         return ""
-    figure, axes = figure_of(4.1 if len(found) == 1 else 2.6 + 0.17 * len(found))
-    for i, (label, part) in enumerate(found.items()):
-        steps, (low, middle, high) = part["steps"], quantiles(list(part["layers"].values()), (0.1, 0.5, 0.9))
-        style = look(i)
-        marker = "o" if len(steps) < 3 else None
-        axes.fill_between(steps, low, high, color=style["color"], alpha=0.2 if len(found) == 1 else 0.1, linewidth=0)
-        name = "median layer; band: 10 to 90 % of layers" if len(found) == 1 else short(label, 48)
-        axes.plot(steps, middle, linewidth=1.8, marker=marker, label=name, **style)
-    if len(found) == 1:
-        ((label, part),) = found.items()
-        _statistics(axes, runs[label].get("jitter_statistics"))
-        _worst(axes, part)
-        mark_freeze(axes, (freeze or {}).get(label))
+    figure, axes = figure_of(4.1)
+    steps, (low, middle, high) = part["steps"], quantiles(list(part["layers"].values()), (0.1, 0.5, 0.9))
+    axes.fill_between(steps, low, high, color=ROUNDED, alpha=0.2, linewidth=0)
+    marker = "o" if len(steps) < 3 else None
+    axes.plot(steps, middle, color=ROUNDED, linewidth=1.8, marker=marker, label="median layer; band: 10 to 90 % of layers")
+    _statistics(axes, layers.get("jitter_statistics"))
+    _worst(axes, part)
+    mark_freeze(axes, freeze)
     axes.set_xlabel("optimizer step", fontsize=TEXT)
     axes.set_ylabel("changed codes", fontsize=TEXT)
     axes.set_ylim(bottom=0)

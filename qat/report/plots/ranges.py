@@ -5,45 +5,27 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from qat.report.plots.style import (
-    SMALL,
-    TEXT,
-    figure_of,
-    legend_below,
-    list_layers,
-    look,
-    numbers,
-    present,
-    quantiles,
-    rows_height,
-    short,
-    tidy,
-    to_svg,
-)
+from qat.report.plots.style import SMALL, TEXT, figure_of, list_layers, numbers, rows_height, to_svg
 
 WEIGHT, ACTIVATION = ".weight_quantizer", "quantizers."
 WIDEST = 3.0  # doublings that the colours show at most
 
 
-def ranges_picture(runs: dict[str, dict[str, Any]], freeze: dict[str, int | None] | None = None, kind: str = "weights") -> str:
-    """How the largest scale of each quantizer moved from the first moment on, in doublings.
-
-    A single run: a heat map with a row for each quantizer, and its range at the last moment. Several: the median over quantizers and the
-    band of their middle 80 %.
+def ranges_picture(layers: dict[str, Any], freeze: int | None = None, kind: str = "weights") -> str:
+    """How the largest scale of each quantizer moved from the first moment on, in doublings, and its range at the last moment.
 
     Args:
-        runs: content of layers.json by label.
-        freeze: step of the freeze by label; marked for a single run.
+        layers: content of layers.json.
+        freeze: step of the freeze, which is marked.
         kind: weights, or activations.
 
     Returns:
-        SVG; "" where no run has such ranges.
+        SVG; "" where no such ranges were recorded.
     """
-    found = {label: (part["steps"], _of_kind(part["tensors"], kind)) for label, part in present(runs, "ranges").items()}
-    found = {label: (steps, tensors) for label, (steps, tensors) in found.items() if steps and tensors}
-    if len(found) > 1:
-        return _bands(found)
-    return "".join(_heat(steps, tensors, (freeze or {}).get(label)) for label, (steps, tensors) in found.items())
+    part = layers.get("ranges")
+    if not part or not part["steps"] or not (tensors := _of_kind(part["tensors"], kind)):
+        return ""
+    return _heat(part["steps"], tensors, freeze)
 
 
 def _of_kind(tensors: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -97,17 +79,3 @@ def _steps_below(axes: Axes, steps: list[int], freeze: int | None) -> None:
     axes.set_xticks(places, [str(steps[place]) for place in places], fontsize=SMALL)
     if freeze is not None and steps[0] <= freeze <= steps[-1] and len(steps) > 1:
         axes.axvline(float(np.interp(freeze, steps, range(len(steps)))) - 0.5, color="black", linewidth=1, linestyle=":")
-
-
-def _bands(found: dict[str, tuple[list[int], dict[str, Any]]]) -> str:
-    figure, axes = figure_of(2.6 + 0.17 * len(found))
-    for i, (label, (steps, tensors)) in enumerate(found.items()):
-        style, rows = look(i), [list(doublings(tensor)) for tensor in tensors.values()]
-        low, middle, high = quantiles(rows, (0.1, 0.5, 0.9))
-        axes.fill_between(steps, low, high, color=style["color"], alpha=0.1, linewidth=0)
-        axes.plot(steps, middle, linewidth=1.8, label=short(label, 48), **style)
-    axes.set_xlabel("optimizer step", fontsize=TEXT)
-    axes.set_ylabel("doublings of the scale", fontsize=TEXT)
-    tidy(axes)
-    legend_below(figure, axes)
-    return to_svg(figure)

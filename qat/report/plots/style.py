@@ -13,8 +13,6 @@ from matplotlib.figure import Figure
 INK, FLOAT, ROUNDED = "#222222", "#7a869a", "#0072b2"
 # Okabe and Ito's, the ones that a grey printer keeps apart first; beyond it lines differ by their dashes and points by their shape.
 PALETTE = (ROUNDED, "#e69f00", "#000000", "#d55e00", "#56b4e9", "#009e73", "#cc79a7")
-DASHES = ("-", (0, (5, 2)), (0, (1, 1.3)), (0, (5, 1.5, 1, 1.5)))
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 # inches and points: on a phone 390 pixels wide a point is then a pixel or more
 WIDTH, TEXT, SMALL = 4.3, 9.5, 8.5
 ROW = 0.19  # inches of a line of text in a list of layers
@@ -33,16 +31,6 @@ def to_svg(figure: Figure) -> str:
     points = re.search(r'viewBox="0 0 ([\d.]+)', svg)
     wish = f' width="{round(float(points[1]) * PIXELS)}"' if points else ""
     return re.sub(r'<svg([^>]*?) (?:height|width)="[^"]*"([^>]*?) (?:height|width)="[^"]*"', rf"<svg{wish}\1\2", svg, count=1)
-
-
-def look(index: int) -> dict[str, Any]:
-    """Colour and dashes of the line of the index-th run."""
-    return {"color": PALETTE[index % len(PALETTE)], "linestyle": DASHES[index % len(DASHES)]}
-
-
-def points_like(index: int) -> dict[str, Any]:
-    """Colour and shape of the points of the index-th run."""
-    return {"color": PALETTE[index % len(PALETTE)], "marker": MARKERS[(index + index // len(PALETTE)) % len(MARKERS)]}
 
 
 def figure_of(height: float, rows: int = 1, **options: Any) -> tuple[Figure, Any]:
@@ -97,13 +85,3 @@ def quantiles(rows: Sequence[Sequence[float | None]], shares: Sequence[float]) -
     """(shares, steps) over rows at each step, without those that have nothing there; NaN where none has."""
     columns = [column[~np.isnan(column)] for column in np.stack([numbers(row) for row in rows]).T]
     return np.array([[np.quantile(column, share) if column.size else np.nan for column in columns] for share in shares])
-
-
-def in_order(runs: dict[str, dict[str, Any]]) -> list[str]:
-    """Names of all runs' sections, those of the first in its order, others behind."""
-    return list(dict.fromkeys(name for section in runs.values() for name in section))
-
-
-def present(runs: dict[str, dict[str, Any]], section: str) -> dict[str, Any]:
-    """That section of the runs that have it, by label."""
-    return {label: layers[section] for label, layers in runs.items() if layers.get(section)}
