@@ -68,8 +68,8 @@ def layer_pictures(layers: dict[str, Any], freeze_step: int | None, trained: boo
     return [
         picture(
             "Jitter of the integer weights",
-            "Share of a layer's weight codes in the training forward that changed from one batch to the next. What batch statistics move "
-            "is noise to the optimizer; it ends at the freeze.",
+            "Share of a layer's weight codes in the training forward that changed from one batch to the next. Thick: what batch "
+            "statistics alone move, which is noise to the optimizer and ends at the freeze.",
             lambda: jitter_picture(layers, freeze_step),
             no_moments,
         ),

@@ -3,10 +3,11 @@
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from qat.report.plots.style import (
-    FLOAT,
+    INK,
     ROUNDED,
     TEXT,
     figure_of,
@@ -23,7 +24,7 @@ WORST = 4  # layers drawn by name
 
 
 def jitter_picture(layers: dict[str, Any], freeze: int | None = None) -> str:
-    """Median over layers and the band of their middle 80 %, the share of the statistics, and the worst layers by name.
+    """Medians over layers of what the batch statistics move and of all, with the band of the layers' middle 80 %; the worst by name.
 
     Args:
         layers: content of layers.json.
@@ -35,12 +36,9 @@ def jitter_picture(layers: dict[str, Any], freeze: int | None = None) -> str:
     part = layers.get("jitter")
     if not part or not part["steps"] or not part["layers"]:
         return ""
-    figure, axes = figure_of(4.1)
-    steps, (low, middle, high) = part["steps"], quantiles(list(part["layers"].values()), (0.1, 0.5, 0.9))
-    axes.fill_between(steps, low, high, color=ROUNDED, alpha=0.2, linewidth=0)
-    marker = "o" if len(steps) < 3 else None
-    axes.plot(steps, middle, color=ROUNDED, linewidth=1.8, marker=marker, label="median layer; band: 10 to 90 % of layers")
+    figure, axes = figure_of(4.3)
     _statistics(axes, layers.get("jitter_statistics"))
+    _total(axes, part)
     _worst(axes, part)
     mark_freeze(axes, freeze)
     axes.set_xlabel("optimizer step", fontsize=TEXT)
@@ -52,10 +50,24 @@ def jitter_picture(layers: dict[str, Any], freeze: int | None = None) -> str:
     return to_svg(figure)
 
 
-def _statistics(axes: Any, part: dict[str, Any] | None) -> None:
+def _statistics(axes: Axes, part: dict[str, Any] | None) -> None:
+    """What papers call jitter, and so the thickest line; drawn beyond the axes' edge, on which it lies after a freeze."""
     if part and part["steps"]:
         (middle,) = quantiles(list(part["layers"].values()), (0.5,))
-        axes.plot(part["steps"], middle, color=ROUNDED, linewidth=1.4, linestyle=(0, (1, 1.3)), label="of it by batch statistics (median)")
+        label = "by the batch statistics alone (median layer)"
+        axes.plot(part["steps"], middle, color=ROUNDED, linewidth=2.6, marker=_marker(part), label=label, clip_on=False, zorder=3)
+
+
+def _total(axes: Axes, part: dict[str, Any]) -> None:
+    low, middle, high = quantiles(list(part["layers"].values()), (0.1, 0.5, 0.9))
+    axes.fill_between(part["steps"], low, high, color=INK, alpha=0.13, linewidth=0)
+    label = "in all, with the optimizer's step\n(median layer; band: 10 to 90 % of layers)"
+    dashes = (0, (4, 1.5))
+    axes.plot(part["steps"], middle, color=INK, linewidth=1.3, linestyle=dashes, marker=_marker(part), label=label, zorder=4)
+
+
+def _marker(part: dict[str, Any]) -> str | None:
+    return "o" if len(part["steps"]) < 3 else None
 
 
 def worst_layers(part: dict[str, Any], count: int = WORST) -> list[str]:
@@ -64,9 +76,9 @@ def worst_layers(part: dict[str, Any], count: int = WORST) -> list[str]:
     return sorted(means, key=lambda name: -means[name])[:count]
 
 
-def _worst(axes: Any, part: dict[str, Any]) -> None:
+def _worst(axes: Axes, part: dict[str, Any]) -> None:
     if len(part["layers"]) < WORST:
         return
-    shades = ("#d55e00", "#e69f00", "#000000", FLOAT)
+    shades = ("#d55e00", "#e69f00", "#009e73", "#cc79a7")
     for name, colour, dashes in zip(worst_layers(part), shades, ("-", (0, (5, 2)), (0, (2, 1)), (0, (5, 1.5, 1, 1.5)))):
         axes.plot(part["steps"], numbers(part["layers"][name]), color=colour, linewidth=0.9, linestyle=dashes, label=short(name, 40))
