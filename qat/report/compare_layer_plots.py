@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 from matplotlib.collections import LineCollection
 
+from qat.report.colours import GREY, INK
 from qat.report.compare_layers import Array
 from qat.report.compare_palette import Style
-from qat.report.compare_panel import GREY, INK, SMALL, heading, logarithmic, panel, short, svg
+from qat.report.compare_panel import SMALL, heading, logarithmic, panel, short, svg
 
 Layers = dict[str, dict[str, Any]]  # variant -> `mean_layers` of its runs
 WORST = 15

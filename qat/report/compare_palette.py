@@ -1,14 +1,15 @@
 """One colour, dash and marker for each variant, the same in every picture.
 
-Colours after Okabe and Ito (2008), which colour-blind readers tell apart, with brown in the place of yellow, which does not show on white.
 Dashes and markers carry the difference where colours do not: in grey print.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from qat.report.colours import BLACK, BLUE, BROWN, GREEN, ORANGE, PURPLE, SKY, VERMILLION
+
 ORDER = ("naive", "moving_average", "frozen", "batch_renorm", "bn_correction", "single_pass", "static", "scale_merge")
-_COLOURS = ("#D55E00", "#E69F00", "#8B5A2B", "#CC79A7", "#0072B2", "#56B4E9", "#009E73", "#000000")
+_COLOURS = (VERMILLION, ORANGE, BROWN, PURPLE, BLUE, SKY, GREEN, BLACK)
 _DASHES: tuple[tuple[float, ...], ...] = ((), (5, 1.5), (1.2, 1.2), (7, 1.5, 1.2, 1.5))
 _MARKERS = "osD^vP*X"
 

@@ -16,10 +16,10 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from matplotlib.transforms import ScaledTranslation
 
+from qat.report.colours import GREY, INK
 from qat.report.plots import to_svg
 
 WIDTH, SMALL, NORMAL = 4.5, 8.5, 9.5  # inches; points
-INK, GREY = "#222222", "#6b7280"
 
 
 def panel(height: float, rows: Sequence[str] = (), right: float = 0.1) -> tuple[Figure, Axes]:

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qat.report.colours import FLOAT, INK, ROUNDED
 from qat.report.html import page, picture
 from qat.report.plots.style import (
-    FLOAT,
-    INK,
-    ROUNDED,
     ROW,
     TEXT,
     figure_of,

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+from qat.report.colours import BLUE, INK, ORANGE
 from qat.report.compare_layer_plots import WORST, filter_boxes, noise_map, range_strips, spread_dots, worst_layers
 from qat.report.compare_layers import mean_layers, nanmean, nanmedian
 from qat.report.compare_palette import ORDER, in_order, styles
@@ -43,6 +44,26 @@ def test_styles_tell_many_variants_apart_without_their_colours():
         red, green, blue = (int(style.colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
         assert 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.75
         assert style.colour in swatch(style)
+
+
+def seen_by(colour, matrix):
+    """Linear RGB of a colour under a dichromat's projection [Vienot 1999]."""
+    srgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return matrix @ np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+
+
+def test_the_colours_survive_colour_blindness_and_grey():
+    colours = [style.colour for style in styles(list(ORDER)).values()]
+    matrices = {
+        "all": np.eye(3),
+        "protan": np.array([[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]]),
+        "deutan": np.array([[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]]),
+    }
+    for who, matrix in matrices.items():
+        for a, b in itertools.combinations(colours, 2):
+            assert np.abs(seen_by(a, matrix) - seen_by(b, matrix)).max() > 0.08, (who, a, b)
+    grey = [float(seen_by(colour, np.array([0.2126, 0.7152, 0.0722]))) for colour in (BLUE, ORANGE, INK)]  # those of a run's report
+    assert all(abs(a - b) > 0.08 for a, b in itertools.combinations(grey, 2))
 
 
 def test_the_order_of_the_documents():

@@ -1,4 +1,3 @@
-import itertools
 import json
 import math
 import re
@@ -18,7 +17,7 @@ from qat.report.plots import alone_picture, filters_picture, jitter_picture, ran
 from qat.report.plots.filters import ratio
 from qat.report.plots.jitter import worst_layers
 from qat.report.plots.ranges import doublings
-from qat.report.plots.style import PALETTE, quantiles, short
+from qat.report.plots.style import quantiles, short
 from qat.report.sensitivity import Cost, cost_bars, layer_table
 
 STEPS = [1, 5, 9]
@@ -148,25 +147,6 @@ def test_text_is_readable_on_a_phone(layers, section):
     sizes = [float(size) for size in re.findall(r"font(?:-size)?: ?([\d.]+)px", svg)]
     assert sizes and min(size for size in sizes if size > 6.9) * (390 - 24) / width >= 8
     assert re.match(r'<svg width="\d+"', svg) and "height=" not in svg[: svg.index(">")]
-
-
-def seen_by(colour, matrix):
-    """Linear RGB of a colour under a dichromat's projection [Vienot 1999]."""
-    srgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-    return matrix @ np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
-
-
-def test_the_palette_survives_colour_blindness_and_grey():
-    matrices = {
-        "all": np.eye(3),
-        "protan": np.array([[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]]),
-        "deutan": np.array([[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]]),
-    }
-    for who, matrix in matrices.items():
-        for a, b in itertools.combinations(PALETTE, 2):
-            assert np.abs(seen_by(a, matrix) - seen_by(b, matrix)).max() > 0.08, (who, a, b)
-    grey = [float(seen_by(colour, np.array([0.2126, 0.7152, 0.0722]))) for colour in PALETTE[:3]]
-    assert all(abs(a - b) > 0.08 for a, b in itertools.combinations(grey, 2))
 
 
 def test_long_names_keep_both_ends():

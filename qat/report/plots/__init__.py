@@ -9,12 +9,11 @@ from qat.report.plots.benchmark import ratio_bars
 from qat.report.plots.filters import filters_picture
 from qat.report.plots.jitter import jitter_picture
 from qat.report.plots.ranges import ranges_picture
-from qat.report.plots.style import FLOAT, INK, ROUNDED, to_svg
+from qat.report.plots.style import FLOAT, ROUNDED, to_svg
 from qat.report.plots.training import accuracy_bars, confusion_picture, curves
 
 __all__ = [
     "FLOAT",
-    "INK",
     "ROUNDED",
     "accuracy_bars",
     "alone_picture",

@@ -6,7 +6,8 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from qat.report.plots.style import INK, to_svg
+from qat.report.colours import INK
+from qat.report.plots.style import to_svg
 
 
 def ratio_bars(rows: list[dict[str, Any]], label: str) -> str:

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from qat.report.colours import ORANGE
 from qat.report.plots.style import (
     FLOAT,
-    PALETTE,
     ROUNDED,
     SMALL,
     TEXT,
@@ -37,7 +37,7 @@ def filters_picture(layers: dict[str, Any]) -> str:
     if not filters:
         return ""
     figure, axes = figure_of(rows_height(len(filters)) + 0.4 + 0.1 * len(filters))
-    for kind, shift, colour, shape in (("before", -0.17, PALETTE[1], "D"), ("after", 0.17, ROUNDED, "o")):
+    for kind, shift, colour, shape in (("before", -0.17, ORANGE, "D"), ("after", 0.17, ROUNDED, "o")):
         _spreads(axes, [own.get(kind) for own in filters.values()], shift, colour, shape, f"{kind} folding")
     _say_ratios(axes, [ratio(own["after"]) for own in filters.values()])
     axes.axvline(1, color=FLOAT, linewidth=0.8)

@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
+from qat.report.colours import GREEN, INK, ORANGE, PURPLE, VERMILLION
 from qat.report.plots.style import (
-    INK,
     ROUNDED,
     TEXT,
     figure_of,
@@ -79,6 +79,6 @@ def worst_layers(part: dict[str, Any], count: int = WORST) -> list[str]:
 def _worst(axes: Axes, part: dict[str, Any]) -> None:
     if len(part["layers"]) < WORST:
         return
-    shades = ("#d55e00", "#e69f00", "#009e73", "#cc79a7")
+    shades = (VERMILLION, ORANGE, GREEN, PURPLE)
     for name, colour, dashes in zip(worst_layers(part), shades, ("-", (0, (5, 2)), (0, (2, 1)), (0, (5, 1.5, 1, 1.5)))):
         axes.plot(part["steps"], numbers(part["layers"][name]), color=colour, linewidth=0.9, linestyle=dashes, label=short(name, 40))

@@ -1,4 +1,4 @@
-"""What all pictures share: sizes that a phone can show, colours that survive colour blindness and a grey printer, and the way to SVG."""
+"""What all pictures share: sizes that a phone can show, names that fit, and the way to SVG."""
 
 import io
 import re
@@ -10,9 +10,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-INK, FLOAT, ROUNDED = "#222222", "#7a869a", "#0072b2"
-# Okabe and Ito's, the ones that a grey printer keeps apart first; beyond it lines differ by their dashes and points by their shape.
-PALETTE = (ROUNDED, "#e69f00", "#000000", "#d55e00", "#56b4e9", "#009e73", "#cc79a7")
+from qat.report.colours import BLUE, GREY, INK
+
+FLOAT, ROUNDED = GREY, BLUE
 # inches and points: on a phone 390 pixels wide a point is then a pixel or more
 WIDTH, TEXT, SMALL = 4.3, 9.5, 8.5
 ROW = 0.19  # inches of a line of text in a list of layers

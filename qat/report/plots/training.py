@@ -3,7 +3,8 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from qat.report.plots.style import FLOAT, INK, ROUNDED, SMALL, TEXT, WIDTH, figure_of, mark_freeze, short, tidy, to_svg
+from qat.report.colours import INK
+from qat.report.plots.style import FLOAT, ROUNDED, SMALL, TEXT, WIDTH, figure_of, mark_freeze, short, tidy, to_svg
 
 
 def _points(rows: list[dict[str, float]], key: str) -> tuple[list[float], list[float]]:
