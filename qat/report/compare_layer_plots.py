@@ -8,10 +8,11 @@ from matplotlib.collections import LineCollection
 from qat.report.colours import GREY, INK
 from qat.report.compare_layers import Array
 from qat.report.compare_palette import Style
-from qat.report.compare_panel import SMALL, heading, logarithmic, panel, short, svg
+from qat.report.compare_panel import heading, logarithmic, panel, svg
+from qat.report.plots.bars import MOST
+from qat.report.plots.style import SMALL, beside_rows, short
 
 Layers = dict[str, dict[str, Any]]  # variant -> `mean_layers` of its runs
-WORST = 15
 _ROW, _FRAME = 0.24, 0.8  # inches: a row, and what title and axis take
 
 
@@ -51,10 +52,7 @@ def range_strips(setting: str, layers: Layers, styles: dict[str, Style], weights
     axes.set_xlim(0, last)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.locator_params(axis="x", nbins=4)
-    right = axes.secondary_yaxis("right")
-    right.set_yticks(range(len(names)), [_span(*strips[name], weights) for name in names])
-    right.tick_params(labelsize=SMALL, length=0)
-    right.spines["right"].set_visible(False)
+    beside_rows(axes, [_span(*strips[name], weights) for name in names])
     what = "largest scale of the weights" if weights else "grid's ends of the activations"
     heading(axes, f"{setting}: {what}", "optimizer step")
     return svg(figure, f"{what} over the training, {setting}")
@@ -151,7 +149,7 @@ def worst_layers(setting: str, layers: Layers, styles: dict[str, Style]) -> str:
         return ""
     names = list(dict.fromkeys(name for own in found.values() for name in own))
     means = {name: float(np.mean([own[name] for own in found.values() if name in own])) for name in names}
-    worst = sorted(names, key=lambda name: -means[name])[:WORST]
+    worst = sorted(names, key=lambda name: -means[name])[:MOST]
     figure, axes = panel(_FRAME + _ROW * len(worst), [short(name) for name in worst])
     axes.hlines(range(len(worst)), 0, [means[name] for name in worst], color="#c4c9d1", linewidth=4)
     for variant, own in found.items():

@@ -17,9 +17,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from matplotlib.transforms import ScaledTranslation
 
 from qat.report.colours import GREY, INK
-from qat.report.plots import to_svg
+from qat.report.plots.style import SMALL, TEXT, tidy, to_svg
 
-WIDTH, SMALL, NORMAL = 4.5, 8.5, 9.5  # inches; points
+WIDTH = 4.5  # inches
 
 
 def panel(height: float, rows: Sequence[str] = (), right: float = 0.1) -> tuple[Figure, Axes]:
@@ -36,8 +36,8 @@ def panel(height: float, rows: Sequence[str] = (), right: float = 0.1) -> tuple[
     axes = figure.subplots()
     left = 0.15 + max(map(len, rows)) * 0.58 * SMALL / 72 if rows else 0.72
     figure.subplots_adjust(left / WIDTH, 0.46 / height, 1 - right / WIDTH, 1 - 0.28 / height)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=SMALL, color=GREY)
+    tidy(axes)
+    axes.tick_params(color=GREY)
     axes.grid(color="#e5e7eb", linewidth=0.6)
     axes.set_axisbelow(True)
     if rows:
@@ -60,7 +60,7 @@ def heading(axes: Axes, title: str, x: str = "", y: str = "") -> None:
     """Title over the whole width and names of the axes; a long title in several lines, which make the figure higher."""
     edge = -axes.get_position().x0 / axes.get_position().width
     above = ScaledTranslation(0, 0.07, axes.figure.dpi_scale_trans)
-    axes.text(edge, 1, wrapped(title, 56), transform=axes.transAxes + above, fontsize=NORMAL, color=INK, va="bottom")
+    axes.text(edge, 1, wrapped(title, 56), transform=axes.transAxes + above, fontsize=TEXT, color=INK, va="bottom")
     axes.set_xlabel(x, fontsize=SMALL)
     axes.set_ylabel(y, fontsize=SMALL)
 
@@ -73,12 +73,6 @@ def wrapped(words: str, width: int) -> str:
             lines.append("")
         lines[-1] += (" " if lines[-1] else "") + word
     return "\n".join(lines)
-
-
-def short(name: str, longest: int = 24) -> str:
-    """A qualified name, its middle cut out where it is long; dollars as text, not mathematics."""
-    cut = name if len(name) <= longest else name[: longest // 3] + "…" + name[-(longest - longest // 3 - 1) :]
-    return cut.replace("$", r"\$")
 
 
 _numbers = count()

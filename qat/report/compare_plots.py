@@ -8,8 +8,9 @@ from qat.report.compare_cells import Cell, run_float_seed
 from qat.report.compare_layers import Array, nanmean
 from qat.report.compare_numbers import Row
 from qat.report.compare_palette import Style
-from qat.report.compare_panel import heading, logarithmic, panel, short, svg
+from qat.report.compare_panel import heading, logarithmic, panel, svg
 from qat.report.compare_runs import curve, is_number
+from qat.report.plots.style import short
 from qat.report.statistics import estimate
 
 

@@ -9,8 +9,8 @@ from qat.report.colours import ORANGE
 from qat.report.plots.style import (
     FLOAT,
     ROUNDED,
-    SMALL,
     TEXT,
+    beside_rows,
     figure_of,
     legend_below,
     list_layers,
@@ -39,7 +39,8 @@ def filters_picture(layers: dict[str, Any]) -> str:
     figure, axes = figure_of(rows_height(len(filters)) + 0.4 + 0.1 * len(filters))
     for kind, shift, colour, shape in (("before", -0.17, ORANGE, "D"), ("after", 0.17, ROUNDED, "o")):
         _spreads(axes, [own.get(kind) for own in filters.values()], shift, colour, shape, f"{kind} folding")
-    _say_ratios(axes, [ratio(own["after"]) for own in filters.values()])
+    ratios = [ratio(own["after"]) for own in filters.values()]
+    beside_rows(axes, ["" if np.isnan(value) else f"{value:.3g}" for value in ratios])
     axes.axvline(1, color=FLOAT, linewidth=0.8)
     axes.set_xscale("log")
     axes.set_xlabel("largest |w| of a filter / median filter", fontsize=TEXT)
@@ -69,10 +70,3 @@ def _spreads(axes: Axes, rows: list[list[float | None] | None], shift: float, co
     axes.hlines(places, low, high, color=colour, linewidth=0.8)
     axes.hlines(places, first, third, color=colour, linewidth=3.5)
     axes.scatter(high, places, s=13, color=colour, marker=shape, label=label, zorder=3)
-
-
-def _say_ratios(axes: Axes, ratios: list[float]) -> None:
-    right = axes.secondary_yaxis("right")
-    right.set_yticks(range(len(ratios)), ["" if np.isnan(value) else f"{value:.3g}" for value in ratios], fontsize=SMALL)
-    right.tick_params(length=0)
-    right.spines["right"].set_visible(False)

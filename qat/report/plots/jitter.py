@@ -70,7 +70,7 @@ def _marker(part: dict[str, Any]) -> str | None:
     return "o" if len(part["steps"]) < 3 else None
 
 
-def worst_layers(part: dict[str, Any], count: int = WORST) -> list[str]:
+def most_changed(part: dict[str, Any], count: int = WORST) -> list[str]:
     """Layers of the largest mean jitter, largest first."""
     means = {name: float(np.nanmean(row)) for name, values in part["layers"].items() if np.isfinite(row := numbers(values)).any()}
     return sorted(means, key=lambda name: -means[name])[:count]
@@ -80,5 +80,5 @@ def _worst(axes: Axes, part: dict[str, Any]) -> None:
     if len(part["layers"]) < WORST:
         return
     shades = (VERMILLION, ORANGE, GREEN, PURPLE)
-    for name, colour, dashes in zip(worst_layers(part), shades, ("-", (0, (5, 2)), (0, (2, 1)), (0, (5, 1.5, 1, 1.5)))):
+    for name, colour, dashes in zip(most_changed(part), shades, ("-", (0, (5, 2)), (0, (2, 1)), (0, (5, 1.5, 1, 1.5)))):
         axes.plot(part["steps"], numbers(part["layers"][name]), color=colour, linewidth=0.9, linestyle=dashes, label=short(name, 40))

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from qat.report.plots.style import SMALL, TEXT, figure_of, list_layers, numbers, rows_height, to_svg
+from qat.report.plots.style import SMALL, TEXT, beside_rows, figure_of, list_layers, numbers, rows_height, to_svg
 
 WEIGHT, ACTIVATION = ".weight_quantizer", "quantizers."
 WIDEST = 3.0  # doublings that the colours show at most
@@ -50,7 +50,7 @@ def _heat(steps: list[int], tensors: dict[str, Any], freeze: int | None) -> str:
     axes.set_facecolor("#dddddd")
     list_layers(axes, list(tensors))
     axes.set_ylim(len(tensors) - 0.5, -0.5)
-    _say_ends(axes, list(tensors.values()))
+    beside_rows(axes, [_span(tensor["low"][-1], tensor["high"][-1]) for tensor in tensors.values()])
     axes.set_title("range at the end", loc="right", fontsize=SMALL)
     _steps_below(axes, steps, freeze)
     axes.set_xlabel("optimizer step", fontsize=TEXT)
@@ -58,14 +58,6 @@ def _heat(steps: list[int], tensors: dict[str, Any], freeze: int | None) -> str:
     bar.set_label("doublings of the largest scale since the first moment", fontsize=SMALL)
     bar.ax.tick_params(labelsize=SMALL)
     return to_svg(figure)
-
-
-def _say_ends(axes: Axes, tensors: list[dict[str, list[float | None]]]) -> None:
-    """The range at the last moment, right of each row."""
-    right = axes.secondary_yaxis("right")
-    ends = [(tensor["low"][-1], tensor["high"][-1]) for tensor in tensors]
-    right.set_yticks(range(len(ends)), [_span(low, high) for low, high in ends], fontsize=SMALL)
-    right.tick_params(length=0)
 
 
 def _span(low: float | None, high: float | None) -> str:

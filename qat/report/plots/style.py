@@ -62,6 +62,14 @@ def list_layers(axes: Axes, names: Sequence[str]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
+def beside_rows(axes: Axes, texts: Sequence[str]) -> None:
+    """A text at the right of each row."""
+    right = axes.secondary_yaxis("right")
+    right.set_yticks(range(len(texts)), texts, fontsize=SMALL)
+    right.tick_params(length=0)
+    right.spines["right"].set_visible(False)
+
+
 def rows_height(rows: int) -> float:
     """Inches of a figure of so many rows with an axis below."""
     return 0.8 + ROW * rows
