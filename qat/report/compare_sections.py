@@ -58,7 +58,8 @@ def _sections() -> dict[str, Section]:
         "jitter": (
             "Weight jitter",
             "Share of a layer's integer weight codes that differ from those of the batch before: median over layers, mean over seeds, "
-            "band from the lowest to the highest seed. By the statistics alone: with the float weights held.",
+            "band from the lowest to the highest seed. First by the batch statistics alone, with the float weights held: what the papers "
+            "mean; then in all, with what the optimizer's step moves.",
         ),
         "ranges": (
             "Scale and range of every layer over time",
@@ -91,7 +92,7 @@ def sections(found: Comparison, look: dict[str, Style]) -> tuple[list[Section], 
         drawn["ends"].add(intervals(setting, found.rows_at(setting), look))
         drawn["curves"].add(accuracy_curves(setting, cells, look))
         layers = {cell.variant: mean_layers([run.folder for run in cell.runs.values()]) for cell in cells}
-        drawn["jitter"].add(*(jitter_lines(setting, layers, look, section) for section in ("jitter", "jitter_statistics")))
+        drawn["jitter"].add(*(jitter_lines(setting, layers, look, section) for section in ("jitter_statistics", "jitter")))
         if room:
             _fold(drawn, setting, layers, look)
             folded += 1

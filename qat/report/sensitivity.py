@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qat.report.colours import FLOAT, INK, ROUNDED
+from qat.report.colours import INK
 from qat.report.html import page, picture
 from qat.report.plots.style import (
+    FLOAT,
+    ROUNDED,
     ROW,
     TEXT,
     figure_of,
