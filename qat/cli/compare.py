@@ -15,6 +15,7 @@ from rich.text import Text
 from qat.bars import waiting
 from qat.cli.command import OK, guarded, print_wide
 from qat.cli.sweep_comparison import asked_in
+from qat.errors import ConfigError
 from qat.report.compare_csv import cells_csv, runs_csv
 from qat.report.compare_files import check_writable
 from qat.report.compare_numbers import BETTER, WORSE, Row
@@ -42,8 +43,8 @@ def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", metavar="RUN_DIR", nargs="+", help="folder of a run, or of several")
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"where to write (the RUN_DIR; of several, {DEFAULT_OUT})")
-    parser.add_argument("--baseline", metavar="NAME", help="what the others are compared with (bn_correction where it is there)")
-    told = "keys whose values are compared, such as optim.name (fold.name); all others that differ make the settings"
+    parser.add_argument("--baseline", metavar="NAME", help="what the others are compared with (a sweep's own; bn_correction)")
+    told = "keys or groups whose values are compared, such as optim.name (what a sweep compares; fold.name); others make the settings"
     parser.add_argument("--by", nargs="+", default=(), metavar="KEY", help=told)
     return parser
 
@@ -63,11 +64,16 @@ def compare(folders: list[Path], out: Path, baseline: str | None, by: Sequence[s
     Raises:
         ConfigError: bad input, before anything is written.
     """
-    asked = asked_in(folders)
-    if not by:
-        by, baseline = asked.by, baseline or asked.baseline
+    asked, known = asked_in(folders), defaults()
+    wished = asked.baseline if not by and baseline is None else None
     with waiting("reading runs"):
-        found = compare_runs(folders, baseline, by, defaults(), asked.tuned)
+        try:
+            found = compare_runs(folders, baseline or wished, by or asked.by, known, asked.tuned)
+        except ConfigError:
+            if wished is None:
+                raise
+            found = compare_runs(folders, None, by or asked.by, known, asked.tuned)
+            print(f"note: no finished run of {wished}, the sweep's baseline")
     check_writable(out)
     print_comparison(found)
     write_whole(out / "compare.csv", runs_csv(found.runs, found.left, found.cells))

@@ -53,6 +53,7 @@ def suggest(
         path: of the recipe, which is called as its file is.
         network: what was measured, in words.
     """
+    path.unlink(missing_ok=True)  # an earlier measurement's: this one may suggest nothing
     before = answers(shipped, batches, rebuild.device)
     gap = change(unquantized, before)
     if not gap.significant:

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from qat.cli.compose import Composer
-from qat.cli.recipes import Recipe, runnable
+from qat.cli.recipes import Recipe, runnable, sweep_of
 from qat.cli.words import word
 from qat.errors import ConfigError
 from qat.train.config import is_open, schema
@@ -45,12 +45,14 @@ def recipe_of(config: dict[str, Any], name: str, recipes: dict[str, Recipe]) -> 
             continue
         groups, content = found
         defaults = [*([base] if base else []), *({f"override /{group}": option} for group, option in groups.items())]
-        whole = {**({"defaults": defaults} if defaults else {}), **content}
+        swept = base is not None and sweep_of(base, recipes) is not None  # one job of a sweep is no sweep
+        whole = {**({"defaults": defaults} if defaults else {}), **content, **({"sweep": None} if swept else {})}
         recipe = Recipe(name, Path(f"{name}.yaml"), own=True, content=whole)
         if not _composes([f"recipe={name}"], config, {**recipes, name: recipe}):
             continue
         words = [f"recipe={base}", *(f"{group}={option}" for group, option in groups.items()), *_words(content)]
-        return Written(OmegaConf.to_yaml(OmegaConf.create(whole)), words if base and _composes(words, config, recipes) else None)
+        same = base is not None and not swept and _composes(words, config, recipes)
+        return Written(OmegaConf.to_yaml(OmegaConf.create(whole)), words if same else None)
     raise ConfigError(f"recipe {name}", "settings that no recipe leads to", "keys of configs/", "Write the overrides by hand.")
 
 

@@ -7,6 +7,7 @@ Writes sensitivity.csv and sensitivity.html and, where more bits for a few layer
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -198,6 +199,6 @@ def print_suggested(path: Path, suggested: Suggested) -> None:
         print(suggested.table.note)
     print(suggested.said)
     if suggested.written is not None:
-        print(f"written: {path}; cp {path} recipes/ && python train.py recipe={path.stem}")
+        print(f"written: {path}; cp {shlex.quote(str(path))} recipes/ && python train.py recipe={path.stem}")
         if suggested.written.command:
             print(f"the same: {suggested.written.command}")

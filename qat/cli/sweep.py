@@ -11,11 +11,11 @@ from qat.cli.compose import Composer, options_of
 from qat.cli.recipes import sweep_of
 from qat.cli.sweep_comparison import asked_of
 from qat.cli.sweep_folder import SWEEP, held, new_folder, read_sweep, what_is_swept, write_sweep
-from qat.cli.sweep_plan import Plan, plan_of
+from qat.cli.sweep_plan import Job, Plan, plan_of
 from qat.cli.sweep_resume import NOT_OF_JOBS, resumed_sweep
 from qat.cli.sweep_run import SweepRun
 from qat.cli.sweep_section import changed, command_of, section_of
-from qat.errors import ConfigError
+from qat.errors import ConfigError, QATError
 
 
 def is_sweep(words: list[str], composer: Composer) -> bool:
@@ -60,7 +60,7 @@ def obey_sweep(words: list[str], arguments: argparse.Namespace, composer: Compos
         print(f"not possible: {cell} ({reason})")
     recorded = what_is_swept(plan.section, run_root)
     if plan.section.baseline is not None and asked_of(recorded).baseline is None:
-        print(f"note: {plan.section.baseline} is not swept, so that the comparison chooses another baseline (sweep.baseline=NAME)")
+        print(f"note: {plan.section.baseline} is not among what is compared: the comparison chooses another baseline (sweep.baseline=NAME)")
     _check_networks(plan)
     own = composer.recipes.get(plan.section.recipe)
     notes = [f"recipe {own.name} is your own, {own.path}"] if own and own.own else []
@@ -82,9 +82,17 @@ def _check_networks(plan: Plan) -> None:
     """
     from qat.train.job import check_job
 
-    different = {json.dumps([job.config["model"], job.config["data"]], sort_keys=True): job for job in reversed(plan.jobs.values())}
+    different: dict[str, Job] = {}
+    for job in plan.jobs.values():
+        config = job.config
+        parts = [config["model"], config["data"], config["target"], config["quant"]["overrides"], config["ptq"]]
+        different.setdefault(json.dumps(parts), job)  # unsorted: of two patterns that match the later wins
     for job in different.values():
-        if told := check_job(job.config):
+        try:
+            told = check_job(job.config)
+        except QATError as error:
+            raise ConfigError(f"{job.label}: {error.where}", error.found, error.expected, error.todo) from error
+        if told:
             print(f"note: {told}")
 
 

@@ -79,6 +79,7 @@ class SweepRun:
         print(job_line(len(everything) - len(left) + 1, len(everything), self._count("failed"), job.label, about), flush=True)
         folder = self.jobs.of(job)
         if job.name in self.again:
+            del self.results[job.name]
             (folder / NAME).unlink()  # killed on the way it is one that was stopped, not one that failed
         config = {**job.config, "run_root": self.run_root, "resume": str(folder) if self.jobs.started(job) else None}
         brief = len(everything) > 1 and not self.verbose

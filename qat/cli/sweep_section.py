@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import Override, QuotedString
 from qat.cli.compose import Composer, check_key
 from qat.cli.words import text, word
 from qat.errors import ConfigError
-from qat.report.compare_cells import text as as_yaml
+from qat.report.compare_names import text as as_yaml
 from qat.train.problems import Problems
 
 PARTS = ("over", "tune", "baseline")

@@ -81,7 +81,7 @@ def print_help(parser: argparse.ArgumentParser, composer: Composer) -> None:
     for group, options in sorted(composer.options.items()):
         print(f"  {group}: {', '.join(options)}")
     print("\nkeys (KEY=VALUE): see --cfg job; resume=RUN_DIR goes on with an interrupted run or sweep")
-    print("sweep recipes: KEY=A,B or sweep.over.KEY=[A,B], sweep.tune.KEY=[A,B], sweep.baseline=FOLD;")
+    print("sweep recipes: KEY=A,B or sweep.over.KEY=[A,B], sweep.tune.KEY=[A,B], sweep.baseline=NAME;")
     print("  " + "; ".join(f"sweep.{name}=true: {what}" for name, what in OPTIONS.items()))
 
 

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-_PLAIN = re.compile(r"(?!(true|false|null|nan|inf)$)[A-Za-z_][\w./-]*", re.IGNORECASE)
+_PLAIN = re.compile(r"(?!(true|false|null|nan|inf)$)[A-Za-z_][\w./-]*", re.IGNORECASE | re.ASCII)
 
 
 def word(key: str, value: Any) -> str:
@@ -15,7 +15,7 @@ def word(key: str, value: Any) -> str:
 
 def resume_words(folder: Path) -> str:
     """`resume=FOLDER` as a shell takes it."""
-    return f"resume={folder}" if re.fullmatch(r"[\w./-]+", str(folder)) else shlex.quote(word("resume", str(folder)))
+    return f"resume={folder}" if re.fullmatch(r"[\w./-]+", str(folder), re.ASCII) else shlex.quote(word("resume", str(folder)))
 
 
 def text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The colours of every picture.
+"""The colours of lines, points and bars.
 
 After Okabe and Ito (2008), which colour-blind readers tell apart, with brown in the place of yellow, which does not show on white.
 """

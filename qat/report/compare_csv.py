@@ -4,7 +4,8 @@ import csv
 import io
 from typing import Any
 
-from qat.report.compare_cells import Cells, text
+from qat.report.compare_cells import Cells
+from qat.report.compare_names import text
 from qat.report.compare_numbers import Row, seconds_per_step
 from qat.report.compare_runs import LeftOut, Run
 from qat.report.statistics import Estimate

@@ -4,12 +4,12 @@ import shlex
 from collections import Counter
 from typing import Any
 
-from qat.report.compare_cells import SEEDS, run_float_seed, text
-from qat.report.compare_numbers import Row
+from qat.report.compare_configs import SEEDS
+from qat.report.compare_names import text
+from qat.report.compare_numbers import Row, float_estimate
 from qat.report.compare_runs import Run, read_json
 from qat.report.compare_words import count, listed, shown
 from qat.report.comparison import Comparison
-from qat.report.statistics import estimate
 
 _HEAD = (
     "model.name",
@@ -27,16 +27,11 @@ def facts(found: Comparison) -> list[tuple[str, str]]:
     """(what, value): what all runs share, the float networks, versions and machines."""
     same = found.cells.same
     head = ", ".join(f"{key} {text(same[key])}" for key in _HEAD if key in same)
-    by_seed = {
-        (run.accuracy["float"], run.config.get("model.name"), run.config.get("data.name"), run_float_seed(run))
-        for run in found.runs
-        if "float" in run.accuracy
-    }
-    floats = [accuracy for accuracy, *_ in by_seed]
     rows = [("the same in all runs", head)] if head else []
+    floats = [run.accuracy["float"] for run in found.runs if "float" in run.accuracy]
     if floats:
-        one = len({(model, data) for _, model, data, _ in by_seed}) == 1
-        rows.append(("test accuracy of the float networks", shown(estimate(floats)) if one else f"{min(floats):.4f} to {max(floats):.4f}"))
+        over_seeds = float_estimate(found.runs)
+        rows.append(("test accuracy of the float networks", shown(over_seeds) if over_seeds else f"{min(floats):.4f} to {max(floats):.4f}"))
     for key in SEEDS:
         if key in same:
             rows.append((key, text(same[key])))

@@ -1,11 +1,13 @@
 """The numbers of a comparison: a row a cell, and what may be said about it."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 from qat.report.compare_cells import Cell, Cells
+from qat.report.compare_configs import SEEDS, compared_configs, run_float_seed
 from qat.report.compare_runs import Run, is_number
 from qat.report.statistics import ALPHA, SAME, Estimate, Paired, estimate, holm, paired
 
@@ -146,6 +148,31 @@ def mean_ranks(rows: list[Row], cells: Cells) -> dict[str, float]:
     return {name: sum(own) / len(own) for name, own in ranks.items() if own}
 
 
+def float_estimate(runs: Sequence[Run]) -> Estimate | None:
+    """Test accuracy of the float networks over their seeds; None where they differ in more, or none is told."""
+    parts = ("model.", "data.", "float_training.")
+    kinds = {
+        json.dumps({key: value for key, value in config.items() if key.startswith(parts) and key not in SEEDS}, sort_keys=True)
+        for config in compared_configs(runs)
+    }
+    by_seed = sorted({(run_float_seed(run), run.accuracy["float"]) for run in runs if "float" in run.accuracy})
+    return estimate([accuracy for _, accuracy in by_seed]) if by_seed and len(kinds) == 1 else None
+
+
+def _is_called(name: str, asked: str, by: list[str]) -> bool:
+    """Is this the variant of that strategy or value? Numbers are the same however they are written."""
+    for key in by:
+        value = name.removeprefix(f"{key} ")
+        if asked in (name, value):
+            return True
+        try:
+            if float(value) == float(asked):
+                return True
+        except ValueError:
+            continue
+    return False
+
+
 def choose_baseline(cells: Cells, asked: str | None) -> str | None:
     """The variant to compare with: the one asked for; of several with that strategy, or that value, the one in most settings.
 
@@ -153,8 +180,7 @@ def choose_baseline(cells: Cells, asked: str | None) -> str | None:
     """
     if asked is None and len(cells.variants) < 2:
         return None
-    wanted = asked or "bn_correction"
-    names = [name for name in cells.variants if name.partition(",")[0] in (wanted, *(f"{key} {wanted}" for key in cells.by))]
+    names = [name for name in cells.variants if _is_called(name.partition(",")[0], asked or "bn_correction", cells.by)]
     if asked in cells.variants or (asked is not None and not names):
         return asked
     return max(names or cells.variants, key=lambda name: sum(cell.variant == name for cell in cells.cells))

@@ -4,14 +4,13 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from qat.report.colours import GREY, INK
-from qat.report.compare_cells import Cell, run_float_seed
+from qat.report.compare_cells import Cell
 from qat.report.compare_layers import Array, nanmean
-from qat.report.compare_numbers import Row
+from qat.report.compare_numbers import Row, float_estimate
 from qat.report.compare_palette import Style
 from qat.report.compare_panel import heading, logarithmic, panel, svg
 from qat.report.compare_runs import curve, is_number
 from qat.report.plots.style import short
-from qat.report.statistics import estimate
 
 
 def accuracy_curves(setting: str, cells: list[Cell], styles: dict[str, Style]) -> str:
@@ -71,11 +70,8 @@ def seed_curves(cell: Cell) -> tuple[Array, Array] | None:
 def intervals(setting: str, rows: list[Row], styles: dict[str, Style]) -> str:
     """A dot and its 95 % interval for each variant, small dots for the seeds, and the float networks as a line with theirs."""
     figure, axes = panel(0.8 + 0.27 * len(rows), [short(row.cell.variant) for row in rows])
-    floats = sorted(
-        {(run_float_seed(run), run.accuracy["float"]) for row in rows for run in row.cell.runs.values() if "float" in run.accuracy}
-    )
-    if floats:
-        reference = estimate([value for _, value in floats])
+    reference = float_estimate([run for row in rows for run in row.cell.runs.values()])
+    if reference is not None:
         axes.axvline(reference.mean, color=INK, linewidth=0.9, linestyle=(0, (1, 2)))
         if reference.half:
             axes.axvspan(reference.mean - reference.half, reference.mean + reference.half, color=INK, alpha=0.07, linewidth=0)

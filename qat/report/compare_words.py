@@ -2,7 +2,8 @@
 
 from collections import Counter
 
-from qat.report.compare_cells import Cells, text
+from qat.report.compare_cells import Cells
+from qat.report.compare_names import text
 from qat.report.compare_numbers import BASELINE, BETTER, NO_DIFFERENCE, NOT_TESTED, WORSE, Row
 from qat.report.compare_runs import LeftOut, Run
 from qat.report.statistics import Estimate
@@ -12,7 +13,7 @@ _KINDS = {
     "interrupted": "interrupted",
     "unfinished": "without a result yet",
     "tuning": "run to choose values by (tuning)",
-    "duplicate": "replaced by a newer run of the same configuration and seed",
+    "duplicate": "replaced by a newer run of the same cell and seed",
     "unreadable": "not readable as a run",
 }
 
@@ -83,8 +84,10 @@ def damaged(runs: list[Run]) -> list[str]:
 
 def findings(rows: list[Row], cells: Cells, baseline: str | None) -> list[str]:
     """What is significant, setting by setting, and what is not."""
+    if len(cells.variants) == 1:
+        return ["One variant alone: there is nothing to compare it with."]
     if baseline is None:
-        return ["One variant alone: there is nothing to compare it with."] if len(cells.variants) == 1 else []
+        return []
     told = [_of_setting([row for row in rows if row.cell.setting == setting], setting, baseline) for setting in cells.settings]
     alone = [name for name in cells.settings if (own := cells.of(name)) and baseline not in [cell.variant for cell in own]]
     if alone:

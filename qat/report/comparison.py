@@ -7,7 +7,9 @@ from typing import Any
 
 from qat.choose import check_name
 from qat.errors import ConfigError
-from qat.report.compare_cells import STRATEGY, Cells, into_cells
+from qat.report.compare_cells import Cells, into_cells
+from qat.report.compare_configs import Tuned
+from qat.report.compare_names import STRATEGY
 from qat.report.compare_numbers import Row, choose_baseline, rows_of
 from qat.report.compare_palette import ORDER
 from qat.report.compare_runs import LeftOut, Run, read_runs
@@ -33,7 +35,7 @@ class Comparison:
 
 
 def compare_runs(
-    folders: list[Path], baseline: str | None, by: Sequence[str], defaults: dict[str, Any], tuned: Sequence[str] = ()
+    folders: list[Path], baseline: str | None, by: Sequence[str], defaults: dict[str, Any], tuned: Tuned | None = None
 ) -> Comparison:
     """Read the runs and compare them.
 
@@ -41,7 +43,7 @@ def compare_runs(
         baseline: variant to compare with; None chooses (see `choose_baseline`).
         by: configuration keys or groups whose values are compared; () for the folding strategy.
         defaults: see `read_runs`.
-        tuned: keys or groups whose values were chosen for each cell.
+        tuned: what sweeps chose for each of their cells.
 
     Raises:
         ConfigError: no such folder, no finished run, an unknown baseline or key.

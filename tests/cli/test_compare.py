@@ -172,7 +172,7 @@ def test_the_newest_run_of_a_seed_counts(tmp_path, capsys):
         write_run(tmp_path / "static" / name, accuracy, strategy="static")
     run_of(tmp_path, "naive", 0, 0.8)
     compare([tmp_path], tmp_path, "naive")
-    assert "1 folder left out: replaced by a newer run of the same configuration and seed." in capsys.readouterr().out
+    assert "1 folder left out: replaced by a newer run of the same cell and seed." in capsys.readouterr().out
     assert cells(tmp_path, variant="static")[0]["accuracy"] == "0.9"
     (older,) = [row for row in rows(tmp_path / "compare.csv") if row["used"] == "no"]
     assert "2026-01-01" in older["folder"] and older["reason"].startswith("duplicate: ") and "2026-01-02" in older["reason"]
@@ -337,6 +337,92 @@ def test_a_group_of_keys_is_compared_by_its_name(tmp_path, capsys):
     assert "2 values of optim.name in 1 setting" in capsys.readouterr().out
     assert [row["verdict"] for row in cells(tmp_path, variant="optim.name adam")] == ["no difference found"]
     assert main([str(tmp_path), "--by", "optm"]) == 2 and "optim" in capsys.readouterr().err
+
+
+def sweep_of_runs(root, over, tune, baseline, runs):
+    """A sweep's folder: `runs` are (strategy, seed, accuracy, changes)."""
+    jobs = root / "jobs"
+    for strategy, seed, accuracy, changes in runs:
+        run_of(jobs, strategy, seed, accuracy, **changes)
+    content = {"recipe": "mine", "words": [], "over": over, "tune": tune, "baseline": baseline, "run_root": "runs"}
+    (root / "sweep.yaml").write_text(yaml.safe_dump(content))
+    return root
+
+
+def test_what_a_sweep_tuned_counts_for_its_own_runs_alone(tmp_path, capsys):
+    """Its cells are told apart by nothing it chose; a plain run with another rate is in a setting of its own."""
+    over = {"fold": ["naive", "static"], "seed": [0, 1]}
+    rates = {"naive": 0.03, "static": 0.01}
+    chosen = [(fold, seed, 0.9, {"optim__lr": lr}) for fold, lr in rates.items() for seed in (0, 1)]
+    sweep = sweep_of_runs(tmp_path / "mine" / "a", over, {"optim.lr": [0.01, 0.03]}, "static", chosen)
+    other = [(fold, seed, 0.8, {"optim__lr": 0.5}) for fold in rates for seed in (0, 1)]
+    second = sweep_of_runs(tmp_path / "mine" / "b", over, {"optim.lr": [0.1, 0.5]}, "static", other)
+    plain = run_of(tmp_path / "plain", "static", 0, 0.7, optim__lr=0.02)
+    for folder in (sweep, sweep / "jobs", tmp_path / "mine" / "a"):  # also from inside
+        compare([folder], tmp_path / "out", None)
+        assert {row["setting"] for row in cells(tmp_path / "out")} == {"W8A8 per tensor"}
+    assert main([str(sweep), str(second), str(plain), "--out", str(tmp_path / "out")]) == 0
+    found = cells(tmp_path / "out")
+    assert len(found) == 5 and "left out" not in capsys.readouterr().out
+    assert {(row["setting"].partition("optim.lr ")[2], row["seeds"]) for row in found} >= {("0.02", "1")}
+    assert len({row["setting"] for row in found}) == 3
+
+
+def test_a_tuned_key_of_the_compared_group_does_not_split_it(tmp_path):
+    over = {"optim": ["sgd", "adam"], "quant": ["a", "b"], "seed": [0]}
+    rates = {("sgd", 0): 0.1, ("sgd", 1): 0.2, ("adam", 0): 0.001, ("adam", 1): 0.002}
+    runs = [("static", 0, 0.9, {"optim__name": name, "optim__lr": lr, "setting": SETTINGS[i]}) for (name, i), lr in rates.items()]
+    sweep = sweep_of_runs(tmp_path / "mine" / "a", over, {"optim.lr": [0.1, 0.2, 0.001, 0.002]}, None, runs)
+    compare([sweep], tmp_path / "out", "sgd")
+    assert {row["variant"] for row in cells(tmp_path / "out")} == {"optim.name sgd", "optim.name adam"}
+
+
+def test_the_baseline_of_a_sweep_may_have_no_run_and_be_any_number(tmp_path, capsys):
+    over = {"optim.lr": [1, 0.5], "seed": [0, 1]}
+    runs = [("static", seed, 0.9, {"optim__lr": lr}) for lr in (1.0, 0.5) for seed in (0, 1)]
+    sweep = sweep_of_runs(tmp_path / "mine" / "a", over, {}, 1, runs)
+    compare([sweep], tmp_path / "out", None)
+    assert {row["baseline"] for row in cells(tmp_path / "out")} == {"optim.lr 1.0"}
+    sweep = sweep_of_runs(tmp_path / "mine" / "b", {"optim.lr": [0.1, 0.2]}, {}, 0.2, [("static", 0, 0.9, {"optim__lr": 0.1})])
+    compare([sweep], tmp_path / "out", None)
+    assert "note: no finished run of 0.2" in capsys.readouterr().out
+    (sweep / "sweep.yaml").write_text("over: [")
+    compare([sweep], tmp_path / "out", None)
+    assert "sweep.yaml: a file that cannot be read" in capsys.readouterr().err
+
+
+def test_grids_that_are_compared_do_not_name_the_setting(tmp_path):
+    over = {"fold": ["static"], "quant": ["a", "b", "c"]}
+    sweep = sweep_of_runs(tmp_path / "mine" / "a", over, {}, None, [("static", 0, 0.9, {"setting": s}) for s in SETTINGS[:3]])
+    compare([sweep], tmp_path / "out", None)
+    found = cells(tmp_path / "out")
+    assert {row["setting"] for row in found} == {"all grids"} and len({row["variant"] for row in found}) == 3
+
+
+def test_one_seed_does_not_say_whether_seeds_follow_it(tmp_path):
+    """A sweep that stopped after the first seed of one strategy."""
+    for strategy, seed in (("naive", 0), ("static", 0), ("static", 1)):
+        run_of(tmp_path, strategy, seed, 0.9, float_training__seed=0, data__split_seed=0)
+    assert into_cells(read_runs([tmp_path], {})[0]).settings == ["W8A8 per tensor"]
+    run_of(tmp_path, "frozen", 1, 0.9, float_training__seed=1, data__split_seed=1)  # from another float network
+    assert len(into_cells(read_runs([tmp_path], {})[0]).settings) == 2
+
+
+def test_float_networks_of_several_kinds_have_no_interval(tmp_path):
+    for seed in range(2):
+        for width, value in ((0.25, 0.9), (0.5, 0.96)):
+            run_of(tmp_path, "static", seed, 0.9, model__options={"width": width}, result_accuracy={"float": value, "integer": 0.9})
+    compare([tmp_path], tmp_path, None, ["model.options.width"])
+    page = (tmp_path / "compare.html").read_text()
+    assert "0.9000 to 0.9600" in page and "0.9300" not in page
+
+
+def test_one_variant_of_several_seeds_has_nothing_to_be_compared_with(tmp_path, capsys):
+    for seed in range(2):
+        run_of(tmp_path, "static", seed, 0.9)
+    compare([tmp_path], tmp_path, "static")
+    said = capsys.readouterr().out
+    assert "One variant alone" in said and "two seeds that both have" not in said
 
 
 def test_out_that_cannot_be_written_to(tmp_path, capsys):

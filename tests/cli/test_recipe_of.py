@@ -6,7 +6,7 @@ import pytest
 
 from qat.cli.compose import Composer
 from qat.cli.recipe_of import recipe_of
-from qat.cli.recipes import find_recipes
+from qat.cli.recipes import find_recipes, sweep_of
 
 OVERRIDES = {"blocks.0.0.conv_dw": {"weight": {"bits": 8}}, "conv_stem": {"skip": True}, "[x]": {"activation": {"bits": 8}}}
 
@@ -20,6 +20,17 @@ def same(found, wanted):
     names = ("recipe", "run_root")
     order = list(found["quant"]["overrides"]) == list(wanted["quant"]["overrides"])
     return order and {k: v for k, v in found.items() if k not in names} == {k: v for k, v in wanted.items() if k not in names}
+
+
+def test_a_job_of_a_sweep_is_no_sweep(here, write_recipe):
+    write_recipe("mine", "defaults: [base/mbv1]\nsweep: {over: {fold: [naive, static]}}\n")
+    config = composed("recipe=mine", "fold=static", "quant.weight.bits=4")
+    written = recipe_of(config, "more", find_recipes())
+    assert written.words is None and written.command is None
+    write_recipe("more", written.text)
+    recipes = find_recipes()
+    assert sweep_of("mine", recipes) is not None and sweep_of("more", recipes) is None
+    assert same(composed("recipe=more"), config)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_networks_that_differ_have_files_that_differ(run, monkeypatch, tmp_path,
     assert sensitivity.main(words) == sensitivity.main([*words, "--before-training"]) == 0
     trained, start = (rows_of(out, ending) for ending in ("", "_before_training"))
     assert {row["network"] for row in trained} == {"trained"} and {row["network"] for row in start} == {"before training"}
-    assert trained[1]["loss"] != start[1]["loss"] and float(start[1]["accuracy"]) >= 0
+    assert trained[1]["loss"] != start[1]["loss"]
     pages = [(out / f"sensitivity{ending}.html").read_text() for ending in ("", "_before_training")]
     assert f"{run}: 20 val pictures of digits, the trained network" in pages[0] and "the network before training" in pages[1]
     assert "sensitivity before training</h1>" in pages[1] and len(list(out.iterdir())) == 4

@@ -21,7 +21,7 @@ def composer():
         yield composer
 
 
-scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text("abz01 ,.'\\[]{}:=$true-+/", max_size=8)
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text("abzé01 ,.'\\[]{}:=$true-+/", max_size=8)
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3), max_leaves=5)
 
 
@@ -32,7 +32,7 @@ def test_a_value_survives_the_command_line(composer, value):
     assert found == value and type(found) is type(value)
 
 
-@pytest.mark.parametrize("folder", ["runs/mini/2026-01-02_03-04-05", "/tmp/run", "a folder/it's", "x=1,y"])
+@pytest.mark.parametrize("folder", ["runs/mini/2026-01-02_03-04-05", "/tmp/run", "a folder/it's", "x=1,y", "/home/josé/x"])
 def test_the_hint_to_go_on_can_be_pasted_into_a_shell(composer, folder):
     (word,) = shlex.split(resume_words(Path(folder)))
     (override,) = composer.parse([word])

@@ -52,7 +52,7 @@ def jitter_picture(layers: dict[str, Any], freeze: int | None = None) -> str:
 
 def _statistics(axes: Axes, part: dict[str, Any] | None) -> None:
     """What papers call jitter, and so the thickest line; drawn beyond the axes' edge, on which it lies after a freeze."""
-    if part and part["steps"]:
+    if part and part["steps"] and part["layers"]:
         (middle,) = quantiles(list(part["layers"].values()), (0.5,))
         label = "by the batch statistics alone (median layer)"
         axes.plot(part["steps"], middle, color=ROUNDED, linewidth=2.6, marker=_marker(part), label=label, clip_on=False, zorder=3)
